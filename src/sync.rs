@@ -1,7 +1,8 @@
 //! Locks whose guarded state every holder leaves complete, so that a panic of one holder does not affect the others; and heartbeats of
-//! loops.
+//! loops, and panics as results.
 
 pub mod heartbeat;
+pub mod panics;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

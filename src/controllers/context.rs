@@ -21,6 +21,7 @@ use crate::decisions::demand::may_launch;
 use crate::decisions::lifecycle::instance_checks::InstanceChecks;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::provisioning::quarantine::Quarantine;
+use crate::decisions::provisioning::supply_quarantine::SupplyQuarantine;
 use crate::decisions::staleness::Removal;
 use crate::model::events::EventSpec;
 use crate::model::time::UnixMillis;
@@ -62,6 +63,8 @@ pub struct Context {
     pub confirmed_drains: ConfirmedDrains,
     /// Pods that are left out of plans for a while.
     pub quarantine: Mutex<Quarantine>,
+    /// NodePools and nodes that are left out of plans for a while.
+    pub supply_quarantine: Mutex<SupplyQuarantine>,
     recorder: EventRecorder,
     /// Claims with a Node that is not ready whose instance was looked up.
     pub instance_checks: Mutex<InstanceChecks>,
@@ -96,6 +99,7 @@ impl Context {
             claims_created,
             confirmed_drains,
             quarantine,
+            supply_quarantine: Mutex::default(),
             recorder,
             instance_checks,
         }

@@ -9,6 +9,7 @@ use crate::controllers::context::Context;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::model::events;
 use crate::model::pause::Pause;
+use crate::sync::lock;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(50), resync: Duration::from_secs(10) };
 
@@ -21,7 +22,12 @@ impl Context {
     /// How many of `wanted` nodes may be purchased or disrupted now. Reports the rest.
     pub async fn admit(&self, what: Capped, wanted: usize) -> usize {
         let most = match what {
-            Capped::Purchase => self.settings.max_purchases_per_minute,
+            Capped::Purchase => {
+                let most = self.settings.max_purchases_per_minute;
+                let claims = self.cluster.read().claims.len();
+                let bound = lock(&self.supply_quarantine).purchases_per_minute(claims, clock::now());
+                bound.map_or(most, |bound| bound.min(most))
+            }
             Capped::Disruption => self.settings.max_disruptions_per_minute,
         };
         let admitted = self.caps.admit(what, wanted, most, clock::now());

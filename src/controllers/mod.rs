@@ -22,6 +22,7 @@ pub mod provisioning;
 pub mod pure_parts;
 pub mod retry_policy;
 pub mod run_loop;
+pub mod supervise;
 pub mod vitals;
 
 pub use crate::controllers::context::Context;

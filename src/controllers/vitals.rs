@@ -27,6 +27,10 @@ fn record(cluster: &Cluster, heartbeats: &Heartbeats, metrics: &Metrics, now: Un
         let counter = metrics.watch_lists.with_label_values(&[kind]);
         counter.inc_by(lists.saturating_sub(counter.get()));
     }
+    for (kind, panics) in cluster.watch_signs().panics().filter(|(_, panics)| *panics > 0) {
+        let counter = metrics.loop_panics.with_label_values(&[kind]);
+        counter.inc_by(panics.saturating_sub(counter.get()));
+    }
     for turn in heartbeats.turns(Instant::now()) {
         metrics.loop_turn.with_label_values(&[turn.name]).set(turn.age.as_secs_f64());
     }

@@ -24,7 +24,7 @@ impl Removal {
     fn depends_on(self) -> &'static [&'static str] {
         match self {
             Self::Disruption => &KINDS,
-            Self::Departure => &["pods", "nodes", "nodeclaims"],
+            Self::Departure => &["pods", "nodes", "nodeclaims", "poddisruptionbudgets"],
             Self::Expiration => &["nodeclaims"],
             Self::GarbageCollection | Self::Abandonment => &["nodes", "nodeclaims"],
         }
@@ -59,6 +59,7 @@ mod tests {
             ("pods", &[Disruption, Departure][..]),
             ("nodes", &[Disruption, Departure, GarbageCollection, Abandonment]),
             ("nodeclaims", &[Disruption, Departure, Expiration, GarbageCollection, Abandonment]),
+            ("poddisruptionbudgets", &[Disruption, Departure]),
             ("csinodes", &[Disruption]),
             ("services", &[]),
         ] {

@@ -9,6 +9,7 @@ use kube::ResourceExt;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::planner::columns::table::ColumnCache;
+use crate::planner::input::node::NodeState;
 use crate::planner::input::pool::Pool;
 use crate::planner::input::problem::Problem;
 use crate::planner::input::settings::Settings;
@@ -19,6 +20,7 @@ use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::snapshot_cache::{CachedNode, NodeRef, SnapshotCache};
 use crate::state::tables::ClusterState;
+use crate::sync::panics::catch;
 
 /// The parameters of a snapshot.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +42,15 @@ pub struct Demand {
     pub displaced: BTreeSet<String>,
 }
 
+/// What a plan uses of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeUse {
+    Whole,
+    /// Its pods count for topology, but no pod is added.
+    PodsOnly,
+    None,
+}
+
 /// A problem and the objects that it was built from.
 #[derive(Debug, Default)]
 pub struct Snapshot {
@@ -51,9 +62,33 @@ pub struct Snapshot {
     pub taken_at: UnixMillis,
     /// The planner's column table, shared with the next snapshots.
     pub column_cache: ColumnCache,
+    /// NodePools whose parser panicked; they are left out.
+    pub panicked_pools: Vec<String>,
+    /// Nodes, or NodeClaims without one, whose parser panicked; they are left out.
+    pub panicked_nodes: Vec<String>,
 }
 
 impl Snapshot {
+    /// Restricts the NodePools and nodes, by name and in their order.
+    pub fn restrict(
+        &mut self,
+        mut keeps_pool: impl FnMut(&Arc<str>) -> bool,
+        mut node_use: impl FnMut(&Arc<str>) -> NodeUse,
+    ) {
+        self.problem.pools.retain(|pool| keeps_pool(&pool.name));
+        let nodes = std::mem::take(&mut self.problem.nodes);
+        let node_refs = std::mem::take(&mut self.node_refs);
+        for (node, node_ref) in nodes.into_iter().zip(node_refs) {
+            let node = match node_use(&node.name) {
+                NodeUse::Whole => node,
+                NodeUse::PodsOnly => Arc::new(NodeState { schedulable: false, ..NodeState::clone(&node) }),
+                NodeUse::None => continue,
+            };
+            self.problem.nodes.push(node);
+            self.node_refs.push(node_ref);
+        }
+    }
+
     /// The same snapshot with only these of its pods, by index, and with its own column table.
     pub fn of_pods(&self, pods: &[usize], column_cache: &ColumnCache) -> Self {
         let pods = pods.iter().filter_map(|pod| self.problem.pods.get(*pod)).cloned().collect();
@@ -63,6 +98,7 @@ impl Snapshot {
             displaced: self.displaced.clone(),
             taken_at: self.taken_at,
             column_cache: column_cache.clone(),
+            ..Self::default()
         }
     }
 }
@@ -81,9 +117,15 @@ pub fn take(
     let held = holds.by_claim.keys().filter_map(|claim| state.node_of(state.claims.get(claim)?));
     let (types, rebuild) = cache.begin(state, pools, held.map(|node| node.name_any()));
     for name in rebuild {
-        let node = state.nodes.get(&name).and_then(|node| build(state, &types, holds, node, now));
-        cache.store(name, node);
+        match catch(|| state.nodes.get(&name).and_then(|node| build(state, &types, holds, node, now))) {
+            Ok(node) => cache.store(name, node),
+            Err(panic) => {
+                tracing::error!(node = name, %panic, "snapshot of a node panicked, leaving it out");
+                cache.leave_out(name);
+            }
+        }
     }
+    out.panicked_nodes = cache.left_out().cloned().collect();
     for node in cache.nodes() {
         if node.node_ref.claim.as_ref().is_none_or(|claim| !without.contains(claim)) {
             out.problem.nodes.push(Arc::clone(&node.state));
@@ -93,7 +135,11 @@ pub fn take(
     out.column_cache = cache.column_cache.clone();
     for (name, claim) in state.in_flight.iter().filter_map(|name| state.claims.get_key_value(name)) {
         if !claim.is_leaving() && !without.contains(name) {
-            out.problem.nodes.push(Arc::new(node_state::in_flight(state, &types, holds, claim, now)));
+            let Ok(node) = catch(|| node_state::in_flight(state, &types, holds, claim, now)) else {
+                out.panicked_nodes.push(name.clone());
+                continue;
+            };
+            out.problem.nodes.push(Arc::new(node));
             out.node_refs.push(Arc::new(NodeRef { node: None, claim: Some(name.clone()) }));
         }
     }
@@ -103,7 +149,12 @@ pub fn take(
         }
     }
     out.displaced = demand.displaced;
-    out.problem.pools = pools.iter().filter_map(|ready| pool(state, &types, ready, without)).collect();
+    for ready in pools {
+        match catch(|| pool(state, &types, ready, without)) {
+            Ok(pool) => out.problem.pools.extend(pool),
+            Err(_) => out.panicked_pools.push(ready.pool.name_any()),
+        }
+    }
     out.problem.daemons = state.daemons.values().map(|record| record.daemon.clone()).collect();
     out.problem.namespaces = Arc::clone(&state.namespaces);
     out.problem.volumes = Arc::clone(&state.volumes);

@@ -65,6 +65,8 @@ pub struct SnapshotCache {
     /// Revision of [`ClusterState::node_changes`] that `nodes` is up to date with.
     revision: u64,
     unstable: BTreeSet<String>,
+    /// Nodes that could not be built; each snapshot tries again.
+    left_out: BTreeSet<String>,
 }
 
 impl SnapshotCache {
@@ -82,10 +84,11 @@ impl SnapshotCache {
         }
         let changes = state.node_changes.since(self.revision).filter(|_| current);
         let mut rebuild: BTreeSet<String> = if let Some(changes) = changes {
-            changes.map(str::to_owned).chain(self.unstable.iter().cloned()).collect()
+            changes.map(str::to_owned).chain(self.unstable.iter().chain(&self.left_out).cloned()).collect()
         } else {
             self.nodes.clear();
             self.unstable.clear();
+            self.left_out.clear();
             state.nodes.keys().cloned().collect()
         };
         rebuild.extend(held);
@@ -94,8 +97,20 @@ impl SnapshotCache {
         (Arc::clone(&self.types), rebuild)
     }
 
+    /// Leaves out a node that could not be built.
+    pub fn leave_out(&mut self, name: String) {
+        self.store(name.clone(), None);
+        self.left_out.insert(name);
+    }
+
+    /// Names of the nodes that could not be built.
+    pub fn left_out(&self) -> impl Iterator<Item = &String> {
+        self.left_out.iter()
+    }
+
     /// Stores a rebuilt node; `None` removes it.
     pub fn store(&mut self, name: String, node: Option<CachedNode>) {
+        self.left_out.remove(&name);
         if node.as_ref().is_some_and(|node| !node.stable) {
             self.unstable.insert(name.clone());
         } else {
@@ -110,5 +125,30 @@ impl SnapshotCache {
     /// The nodes, by name.
     pub fn nodes(&self) -> impl Iterator<Item = &CachedNode> {
         self.nodes.values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::test_support::objects;
+
+    #[test]
+    fn a_node_that_could_not_be_built_is_tried_again_by_each_snapshot() {
+        let (mut cache, mut state) = (SnapshotCache::default(), ClusterState::default());
+        for name in ["a", "b"] {
+            state.apply_node(objects::node(name, &json!({})));
+        }
+        let rebuilt = |cache: &mut SnapshotCache| cache.begin(&state, &[], std::iter::empty()).1.into_iter().collect();
+        let first: Vec<String> = rebuilt(&mut cache);
+        assert_eq!(first, ["a", "b"]);
+        for name in first {
+            cache.leave_out(name);
+        }
+        cache.store("a".into(), None);
+        let again: Vec<String> = rebuilt(&mut cache);
+        assert_eq!((again, cache.left_out().map(String::as_str).collect()), (vec!["b".to_owned()], vec!["b"]));
     }
 }

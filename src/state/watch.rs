@@ -24,6 +24,7 @@ use crate::state::cluster::Cluster;
 use crate::state::kinds::{KINDS, SERVICES};
 use crate::state::tables::ClusterState;
 use crate::sync::heartbeat::{self, Heartbeats};
+use crate::sync::panics::catch;
 
 /// Seconds after which the API server ends a watch, and it is started again. A dead connection is noticed five seconds later. An idle
 /// watch gets a bookmark two seconds before: twice within [`MAX_AGE`](crate::state::watch_signs::MAX_AGE).
@@ -177,6 +178,7 @@ impl Watches<'_> {
             let stream = watch(api, watcher::Config::default().timeout(WATCH_SECONDS)).default_backoff();
             let mut stream = pin!(stream);
             let (mut before, mut listed) = (BTreeSet::new(), BTreeSet::new());
+            let mut table = Table { kind, cluster: &cluster, clock, left_out: BTreeSet::new() };
             while let Some(event) = stream.next().await {
                 heartbeat::progress();
                 match event {
@@ -184,23 +186,61 @@ impl Watches<'_> {
                     Ok(Event::Init) => (before, listed) = (known(&cluster.read()), BTreeSet::new()),
                     Ok(Event::InitApply(object)) => {
                         listed.insert(key(&object));
-                        cluster.update(|state| apply(state, object));
+                        table.change(&key(&object), |state| apply(state, object));
                     }
                     Ok(Event::InitDone) => {
-                        cluster.update(|state| {
-                            for gone in before.difference(&listed) {
-                                delete(state, gone);
-                            }
-                            state.synced.insert(kind);
-                        });
+                        for gone in before.difference(&listed) {
+                            table.change(gone, |state| delete(state, gone));
+                        }
+                        table.retain(&listed);
+                        cluster.update(|state| state.synced.insert(kind));
                         cluster.watch_signs().record_list(kind, clock());
                     }
-                    Ok(Event::Apply(object)) => cluster.update(|state| apply(state, object)),
-                    Ok(Event::Delete(object)) => cluster.update(|state| delete(state, &key(&object))),
+                    Ok(Event::Apply(object)) => table.change(&key(&object), |state| apply(state, object)),
+                    Ok(Event::Delete(object)) => table.change(&key(&object), |state| delete(state, &key(&object))),
                     Err(error) => tracing::warn!(kind, %error, "watch failed, retrying"),
                 }
             }
         }));
+    }
+}
+
+/// The table of a watched kind.
+struct Table<'a> {
+    kind: &'static str,
+    cluster: &'a Cluster,
+    clock: fn() -> UnixMillis,
+    /// Keys of the objects whose last change panicked.
+    left_out: BTreeSet<String>,
+}
+
+impl Table<'_> {
+    /// Applies a change of one object. A panic over it is reported, and affects no other object.
+    fn change(&mut self, key: &str, change: impl FnOnce(&mut ClusterState)) {
+        match self.cluster.update(|state| catch(|| change(state))) {
+            Err(panic) => {
+                tracing::error!(kind = self.kind, key, %panic, "change of a watched object panicked, leaving it out");
+                self.left_out.insert(key.to_owned());
+                self.cluster.watch_signs().record_panic(self.kind, (self.clock)());
+            }
+            Ok(()) if self.left_out.remove(key) => self.report_complete(),
+            Ok(()) => {}
+        }
+    }
+
+    /// Forgets the objects that are not on a complete list.
+    fn retain(&mut self, listed: &BTreeSet<String>) {
+        let before = self.left_out.len();
+        self.left_out.retain(|key| listed.contains(key));
+        if self.left_out.len() < before {
+            self.report_complete();
+        }
+    }
+
+    fn report_complete(&self) {
+        if self.left_out.is_empty() {
+            self.cluster.watch_signs().record_complete(self.kind);
+        }
     }
 }
 
@@ -283,5 +323,36 @@ pub async fn synced(cluster: &Cluster, services: bool) {
         if changes.changed().await.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::test_support::objects;
+
+    #[test]
+    fn an_object_whose_change_panics_is_left_out_and_nothing_is_removed_because_of_its_kind_meanwhile() {
+        let (cluster, now) = (Cluster::default(), UnixMillis(1));
+        let mut table = Table { kind: "pods", cluster: &cluster, clock: || UnixMillis(1), left_out: BTreeSet::new() };
+        let put = |table: &mut Table<'_>, name: &str, panics: bool| {
+            let pod = objects::pod(name, &json!({}));
+            table.change(&key(&pod), |state| {
+                assert!(!panics, "a defect");
+                state.apply_pod(&pod, now);
+            });
+        };
+        let stale = || cluster.watch_signs().stale(&["pods"], now).is_some();
+        cluster.watch_signs().record_list("pods", now);
+        put(&mut table, "a", true);
+        put(&mut table, "b", true);
+        put(&mut table, "c", false);
+        assert_eq!((cluster.read().pods.len(), stale()), (1, true));
+        put(&mut table, "a", false);
+        assert!(stale(), "another object is left out");
+        table.retain(&["n/a".to_owned(), "n/c".to_owned()].into());
+        assert_eq!((cluster.read().pods.len(), stale()), (2, false));
     }
 }

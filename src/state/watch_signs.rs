@@ -22,11 +22,19 @@ struct Sign {
     /// [`UnixMillis::MIN`] until the kind is listed for the first time.
     last: AtomicI64,
     lists: AtomicU64,
+    panics: AtomicU64,
+    /// The time since which an object is left out of the table; [`UnixMillis::MIN`] for none.
+    incomplete_since: AtomicI64,
 }
 
 impl Default for WatchSigns {
     fn default() -> Self {
-        let sign = || Sign { last: AtomicI64::new(UnixMillis::MIN.0), lists: AtomicU64::new(0) };
+        let sign = || Sign {
+            last: AtomicI64::new(UnixMillis::MIN.0),
+            lists: AtomicU64::new(0),
+            panics: AtomicU64::new(0),
+            incomplete_since: AtomicI64::new(UnixMillis::MIN.0),
+        };
         Self { kinds: KINDS.into_iter().chain([SERVICES]).map(|kind| (kind, sign())).collect() }
     }
 }
@@ -56,6 +64,33 @@ impl WatchSigns {
         }
     }
 
+    /// Records that the table of a kind panicked over an object, which is left out of it.
+    pub fn record_panic(&self, kind: &str, now: UnixMillis) {
+        if let Some(sign) = self.kinds.get(kind) {
+            sign.panics.fetch_add(1, Ordering::AcqRel);
+            let never = UnixMillis::MIN.0;
+            let _ = sign.incomplete_since.compare_exchange(never, now.0, Ordering::AcqRel, Ordering::Acquire);
+        }
+    }
+
+    /// Records that no object is left out of the table of a kind any more.
+    pub fn record_complete(&self, kind: &str) {
+        if let Some(sign) = self.kinds.get(kind) {
+            sign.incomplete_since.store(UnixMillis::MIN.0, Ordering::Release);
+        }
+    }
+
+    /// Number of panics of each kind's table.
+    pub fn panics(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.kinds.iter().map(|(kind, sign)| (*kind, sign.panics.load(Ordering::Acquire)))
+    }
+
+    /// Since when an object is left out of the table of a kind.
+    fn incomplete_since(&self, kind: &str) -> Option<UnixMillis> {
+        let since = self.kinds.get(kind)?.incomplete_since.load(Ordering::Acquire);
+        (since != UnixMillis::MIN.0).then_some(UnixMillis(since))
+    }
+
     /// The last sign of a kind; `None` until it is listed.
     fn last(&self, kind: &str) -> Option<UnixMillis> {
         let last = self.kinds.get(kind)?.last.load(Ordering::Acquire);
@@ -74,8 +109,12 @@ impl WatchSigns {
         kinds.iter().filter_map(|kind| self.last(kind)).min().unwrap_or(now).min(now)
     }
 
-    /// The kind with the oldest sign, if that is older than [`MAX_AGE`].
+    /// A kind whose table lacks an object, or the kind with the oldest sign, if that is older than [`MAX_AGE`].
     pub fn stale(&self, kinds: &'static [&'static str], now: UnixMillis) -> Option<Stale> {
+        let incomplete = kinds.iter().find_map(|kind| Some((*kind, self.incomplete_since(kind)?)));
+        if let Some((kind, since)) = incomplete {
+            return Some(Stale { kind, age: now.saturating_since(since) });
+        }
         let oldest = kinds.iter().filter_map(|kind| Some((self.last(kind)?, *kind))).min()?;
         let age = now.saturating_since(oldest.0);
         (age > MAX_AGE).then_some(Stale { kind: oldest.1, age })
@@ -108,6 +147,21 @@ mod tests {
         assert_eq!(signs.stale(TWO, at(71)), None);
         let ages: Vec<_> = signs.ages(at(71)).collect();
         assert_eq!(ages, [("nodes", Duration::from_secs(21), 1), ("pods", Duration::ZERO, 1)]);
+    }
+
+    #[test]
+    fn a_table_that_lacks_an_object_is_stale_until_it_is_complete() {
+        let signs = WatchSigns::default();
+        let now = UnixMillis(5_000);
+        signs.record_list("pods", now);
+        signs.record_panic("pods", now);
+        signs.record_panic("pods", now);
+        let later = UnixMillis(7_000);
+        assert_eq!(signs.stale(TWO, later), Some(Stale { kind: "pods", age: Duration::from_secs(2) }));
+        assert_eq!((signs.stale(&["nodes"], later), signs.as_of(TWO, later)), (None, now));
+        assert_eq!(signs.panics().find(|(_, panics)| *panics > 0), Some(("pods", 2)));
+        signs.record_complete("pods");
+        assert_eq!(signs.stale(TWO, later), None);
     }
 
     #[test]

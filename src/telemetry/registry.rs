@@ -154,6 +154,8 @@ metrics! {
             "cause": "`planner_panic`, `nodeclaim_rejected`",
         ],
         "Pods that need a node and are left out of plans for up to five minutes, because a plan with them failed, by cause.";
+    SUPPLY_QUARANTINED = "supply_quarantined", Kind::Gauge, Leader, ["kind": "`nodepool`, `node`"],
+        "NodePools and nodes that are left out of plans for up to five minutes, because the planner panics over them, which is a defect.";
     NODECLAIMS_REJECTED = "nodeclaims_rejected_total", Kind::Counter, Leader, ["nodepool": "name of the NodePool"],
         "NodeClaims that the API server, an admission policy or a webhook rejected.";
     DETECT_TO_CLAIM_SECONDS = "detect_to_claim_seconds", Kind::Histogram(RECONCILER_SECONDS), Leader, [],
@@ -178,6 +180,8 @@ metrics! {
         "1 for the reason for which consolidation pauses, otherwise 0; evaluated every five seconds.";
     NODES_REGISTERED = "nodes_registered_total", Kind::Counter, Leader, [],
         "Nodes that registered.";
+    STEPS_PANICKED = "lifecycle_step_panics_total", Kind::Counter, Leader, [],
+        "Steps of a NodeClaim's lifecycle that panicked, which is a defect. The step is retried after 30 s; other NodeClaims are not affected.";
     NOMINATIONS = "nominations_total", Kind::Counter, Leader, [],
         "Attempts to write a nomination into a pod's status.";
     HOLDS_ENDED = "holds_ended_total", Kind::Counter, Leader, [
@@ -333,6 +337,8 @@ metrics! {
         "Complete lists of a watched kind: one at the start, others after the API server compacted its history.";
     LOOP_TURN = "loop_turn_seconds", Kind::Gauge, Serving, ["loop": "name of the loop; watches have the name of their kind"],
         "Seconds that the present turn of a loop takes, since its last response of the API server; 0 between two turns. /livez fails beyond the limit of the loop.";
+    LOOP_PANICS = "loop_panics_total", Kind::Counter, Serving, ["loop": "as above"],
+        "Panics of a loop, which are defects. The loop starts over after a second to a minute; a watch leaves the object out, and nothing is removed because of its kind meanwhile.";
     LEADER = "leader", Kind::Gauge, Serving, [],
         "1 while this replica leads.";
     LEASE_TRANSITIONS = "lease_transitions", Kind::Gauge, Serving, [],

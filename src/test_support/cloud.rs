@@ -35,6 +35,8 @@ pub struct FakeCloud {
     pub untrusted_messages: bool,
     /// Failure of every description of an instance.
     pub describe_failure: Option<CloudError>,
+    /// The provider id of an instance whose termination panics.
+    pub panicking: Option<String>,
     pub shifted_zones: BTreeSet<String>,
     pub failing_apis: BTreeMap<OptionalApi, String>,
     /// Failure of every mutating call except launches.
@@ -84,6 +86,7 @@ impl Cloud for FakeCloud {
     }
 
     fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
+        assert!(self.panicking.as_deref() != Some(provider_id), "a defect about {provider_id}");
         let result = self.call(format!("terminate {provider_id}")).map(|()| {
             let mut instances = lock(&self.instances);
             let before = instances.len();

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt;
-use futures::future::BoxFuture;
+use prometheus::IntCounterVec;
 use tokio::task::JoinSet;
 
 use crate::api::NodeClaim;
@@ -24,11 +23,13 @@ use crate::controllers::node_claim::{
 use crate::controllers::node_class::{degraded_apis, reconcile};
 use crate::controllers::node_pool::{status, zonal_shift};
 use crate::controllers::provisioning::{pod_events, provisioner};
+use crate::controllers::supervise::supervised;
 use crate::controllers::{Context, cloud_sync, emergency_stop};
 use crate::model::pause;
 use crate::server::AppState;
 use crate::state::object_ext::NodeClaimExt;
 use crate::state::{Cluster, ClusterState, watch};
+use crate::sync::heartbeat::Heartbeats;
 use crate::telemetry::controllers::ControllerMetrics;
 
 /// Limit of a turn without a response of the API server or AWS.
@@ -73,52 +74,70 @@ pub(crate) fn lead(
                  controller that launched it"
             );
         }
-        let mut loops = JoinSet::new();
+        let mut tasks = JoinSet::new();
         let starting = Starting { prepared, client: &client, failed: &metrics.cloud_starts_failed };
-        let Some(cloud) = starting.lead_with_cloud(&mut election, &state, &mut stopped, &mut loops).await? else {
+        let Some(cloud) = starting.lead_with_cloud(&mut election, &state, &mut stopped, &mut tasks).await? else {
             return Ok(());
         };
         if !watch::pause_read(&cluster, PAUSE_READ).await {
             tracing::warn!(config_map = pause::NAME, "could not read the emergency stop, nothing is paused");
         }
         let ctx = Arc::new(Context::new(client, evictions, cluster, derived, cloud, settings, metrics));
-        let heartbeats = state.heartbeats.clone();
-        let mut start = |name: &'static str, limit: Duration, run: BoxFuture<'static, ()>| {
-            loops.spawn(heartbeats.run(name, limit, run));
-        };
+        let mut loops =
+            Loops { tasks, ctx, heartbeats: state.heartbeats.clone(), panics: state.metrics.loop_panics.clone() };
         // Each of these does nothing when the cloud lacks the capability it needs.
-        start("emergency stop", TURN_LIMIT, emergency_stop::run(Arc::clone(&ctx)).boxed());
-        start("tagging", CLOUD_TURN_LIMIT, tagging::run(Arc::clone(&ctx)).boxed());
-        start("cloud sync", TURN_LIMIT, cloud_sync::run(Arc::clone(&ctx)).boxed());
-        start("instance profiles", CLOUD_TURN_LIMIT, garbage_collection::profiles(Arc::clone(&ctx)).boxed());
-        start("capacity reservations", CLOUD_TURN_LIMIT, capacity_reservations::run(Arc::clone(&ctx)).boxed());
-        start("zonal shift", TURN_LIMIT, zonal_shift::run(Arc::clone(&ctx)).boxed());
-        start("degraded APIs", TURN_LIMIT, degraded_apis::run(Arc::clone(&ctx)).boxed());
-        start("node classes", CLOUD_TURN_LIMIT, reconcile::run(Arc::clone(&ctx)).boxed());
-        start("node pools", TURN_LIMIT, status::run(Arc::clone(&ctx)).boxed());
-        start("provisioner", TURN_LIMIT, provisioner::run(Arc::clone(&ctx)).boxed());
-        start("invalid pods", TURN_LIMIT, pod_events::report_invalid(Arc::clone(&ctx)).boxed());
-        start("lifecycle", TURN_LIMIT, lifecycle::run(Arc::clone(&ctx)).boxed());
-        start("nominations", TURN_LIMIT, nominations::run(Arc::clone(&ctx)).boxed());
-        start("interruption queue", CLOUD_TURN_LIMIT, queue::run(Arc::clone(&ctx)).boxed());
-        start("departure", TURN_LIMIT, departure::run(Arc::clone(&ctx)).boxed());
-        start("status checks", CLOUD_TURN_LIMIT, status_checks::run(Arc::clone(&ctx)).boxed());
-        start("drift", CLOUD_TURN_LIMIT, drift::run(Arc::clone(&ctx)).boxed());
-        start("expiration", TURN_LIMIT, expiration::run(Arc::clone(&ctx)).boxed());
-        start("disruption", TURN_LIMIT, disruption::run::run(Arc::clone(&ctx)).boxed());
-        start("garbage collection", CLOUD_TURN_LIMIT, garbage_collection::run(Arc::clone(&ctx)).boxed());
+        loops.start("emergency stop", TURN_LIMIT, emergency_stop::run);
+        loops.start("tagging", CLOUD_TURN_LIMIT, tagging::run);
+        loops.start("cloud sync", TURN_LIMIT, cloud_sync::run);
+        loops.start("instance profiles", CLOUD_TURN_LIMIT, garbage_collection::profiles);
+        loops.start("capacity reservations", CLOUD_TURN_LIMIT, capacity_reservations::run);
+        loops.start("zonal shift", TURN_LIMIT, zonal_shift::run);
+        loops.start("degraded APIs", TURN_LIMIT, degraded_apis::run);
+        loops.start("node classes", CLOUD_TURN_LIMIT, reconcile::run);
+        loops.start("node pools", TURN_LIMIT, status::run);
+        loops.start("provisioner", TURN_LIMIT, provisioner::run);
+        loops.start("invalid pods", TURN_LIMIT, pod_events::report_invalid);
+        loops.start("lifecycle", TURN_LIMIT, lifecycle::run);
+        loops.start("nominations", TURN_LIMIT, nominations::run);
+        loops.start("interruption queue", CLOUD_TURN_LIMIT, queue::run);
+        loops.start("departure", TURN_LIMIT, departure::run);
+        loops.start("status checks", CLOUD_TURN_LIMIT, status_checks::run);
+        loops.start("drift", CLOUD_TURN_LIMIT, drift::run);
+        loops.start("expiration", TURN_LIMIT, expiration::run);
+        loops.start("disruption", TURN_LIMIT, disruption::run::run);
+        loops.start("garbage collection", CLOUD_TURN_LIMIT, garbage_collection::run);
         let result = tokio::select! {
             lost = lost(&mut election) => Err(lost),
-            ended = loops.join_next() => Err(anyhow::anyhow!("a reconciler ended: {:?}", ended.and_then(Result::err))),
+            ended = loops.tasks.join_next() => Err(anyhow::anyhow!("a reconciler ended: {:?}", ended.and_then(Result::err))),
             _ = stopped.wait_for(|stop| *stop) => Ok(()),
         };
         // Nothing may be written after another replica can lead.
-        loops.shutdown().await;
+        loops.tasks.shutdown().await;
         state.metrics.leader.set(0);
         if result.is_ok() {
             release(&mut election).await;
         }
         result
+    }
+}
+
+/// The leader's loops.
+struct Loops {
+    tasks: JoinSet<()>,
+    ctx: Arc<Context>,
+    heartbeats: Heartbeats,
+    panics: IntCounterVec,
+}
+
+impl Loops {
+    /// Starts a loop whose turns may take up to `limit`.
+    fn start<F>(&mut self, name: &'static str, limit: Duration, run: fn(Arc<Context>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let ctx = Arc::clone(&self.ctx);
+        let run = supervised(name, self.panics.clone(), move || run(Arc::clone(&ctx)));
+        self.tasks.spawn(self.heartbeats.run(name, limit, run));
     }
 }
 

@@ -15,6 +15,7 @@ use crate::clock;
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::enforcement::extender_view;
 use crate::controllers::leader::Candidate;
+use crate::controllers::supervise::supervised;
 use crate::controllers::vitals;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::server::{AppState, Server, ServerConfig};
@@ -23,6 +24,9 @@ use crate::state::watch::Watches;
 use crate::state::{Cluster, ClusterState};
 use crate::telemetry::Metrics;
 use crate::telemetry::controllers::ControllerMetrics;
+
+/// Name of the loop that rebuilds the extender's view.
+const EXTENDER_VIEW: &str = "extender view";
 
 pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     let config = cluster::config()
@@ -69,16 +73,20 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     watch::start_pause(&watches, &cluster, &config.default_namespace);
     let derived = Arc::new(DerivedState::default());
     if args.placement != PlacementMode::Off {
-        let view = extender_view::run(
-            Arc::clone(&cluster),
-            Arc::clone(&derived),
-            Arc::clone(&state.view),
-            args.placement,
-            Arc::clone(&state.view_requests),
-        );
-        tokio::spawn(heartbeats.run("extender view", TURN_LIMIT, view));
+        let (cluster, derived, view) = (Arc::clone(&cluster), Arc::clone(&derived), Arc::clone(&state.view));
+        let (placement, requests) = (args.placement, Arc::clone(&state.view_requests));
+        let run = move || {
+            let (cluster, derived, view) = (Arc::clone(&cluster), Arc::clone(&derived), Arc::clone(&view));
+            extender_view::run(cluster, derived, view, placement, Arc::clone(&requests))
+        };
+        let run = supervised(EXTENDER_VIEW, state.metrics.loop_panics.clone(), run);
+        tokio::spawn(heartbeats.run(EXTENDER_VIEW, TURN_LIMIT, run));
     }
-    tokio::spawn(vitals::run(Arc::clone(&cluster), heartbeats.clone(), state.metrics.clone()));
+    let vitals = {
+        let (cluster, heartbeats, metrics) = (Arc::clone(&cluster), heartbeats.clone(), state.metrics.clone());
+        move || vitals::run(Arc::clone(&cluster), heartbeats.clone(), metrics.clone())
+    };
+    tokio::spawn(supervised("vitals", state.metrics.loop_panics.clone(), vitals));
     let lead = lead(
         args,
         writes,

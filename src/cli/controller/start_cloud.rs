@@ -18,6 +18,7 @@ use crate::cloud::ec2;
 use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::simulated::SimulatedEc2;
 use crate::controllers::leader::Candidate;
+use crate::controllers::supervise::supervised;
 use crate::server::AppState;
 
 /// First and longest wait between two attempts to connect; the wait doubles.
@@ -83,7 +84,9 @@ impl Starting<'_> {
             };
             if let Some(started) = started {
                 let ec2 = Arc::new(started);
-                loops.spawn(Arc::clone(&ec2).run(self.client.clone()));
+                let (provider, client) = (Arc::clone(&ec2), self.client.clone());
+                let run = move || Arc::clone(&provider).run(client.clone());
+                loops.spawn(supervised("EC2", state.metrics.loop_panics.clone(), run));
                 ec2::publish(&ec2, state.metrics.registry()).context("registering the EC2 metrics")?;
                 return Ok(Some(ec2));
             }

@@ -148,6 +148,7 @@ async fn retaint(ctx: &Context, claim: Arc<NodeClaim>) {
 }
 
 async fn start_all(ctx: &Context, mut claims: Vec<String>, reason: DisruptionReason) {
+    claims.retain(|claim| !ctx.is_left_out_of_plans(claim));
     let admitted = ctx.admit(Capped::Disruption, claims.len()).await;
     claims.truncate(admitted);
     stream::iter(claims).for_each_concurrent(CONCURRENCY, |name| start(ctx, name, reason)).await;

@@ -27,6 +27,17 @@ const FOLLOW_AFTER_REQUEST: Duration = Duration::from_mins(1);
 /// Kinds that the view is made of.
 const KINDS: [&str; 3] = ["pods", "nodes", "nodeclaims"];
 
+/// Replaces the view by one that restrains no pod when a panic unwinds: the last one would remain until the loop succeeds again.
+struct ClearOnPanic<'a>(&'a ArcSwap<View>);
+
+impl Drop for ClearOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(Arc::default());
+        }
+    }
+}
+
 /// Runs until the process ends. `requests` is notified of requests that read the view.
 pub async fn run(
     cluster: Arc<Cluster>,
@@ -35,6 +46,7 @@ pub async fn run(
     placement: PlacementMode,
     requests: Arc<Notify>,
 ) {
+    let _clear = ClearOnPanic(&view);
     let mut run_loop = RunLoop::new(&cluster, PACE);
     let mut cache = ViewCache::default();
     let mut follow_until = if placement == PlacementMode::Extender { UnixMillis::MAX } else { UnixMillis::MIN };
@@ -56,5 +68,27 @@ pub async fn run(
         if requested {
             follow_until = follow_until.max(clock::now() + FOLLOW_AFTER_REQUEST);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::extender::ViewInput;
+    use crate::sync::panics::catch;
+
+    #[test]
+    fn after_a_panic_the_view_restrains_no_pod() {
+        let now = clock::now();
+        let view = ArcSwap::from_pointee(View::build(ViewInput { as_of: now, ..ViewInput::default() }));
+        {
+            let _clear = ClearOnPanic(&view);
+        }
+        assert!(!view.load().is_stale(now), "a loop that ends keeps its view");
+        let panicked = catch(|| {
+            let _clear = ClearOnPanic(&view);
+            panic!("a defect");
+        });
+        assert!(panicked.is_err() && view.load().is_stale(now));
     }
 }

@@ -32,6 +32,7 @@ use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::sync::lock;
+use crate::sync::panics::catch_async;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
 /// Wait between two passes over a claim that waits for something outside, such as a drain.
@@ -40,6 +41,9 @@ const POLL_PERIOD: Duration = Duration::from_millis(500);
 const DUPLICATE_POLL_PERIOD: Duration = Duration::from_secs(5);
 /// Wait between two queries for the partition of an instance.
 const PARTITION_POLL_PERIOD: Duration = Duration::from_secs(1);
+/// Wait after a panic, which is a defect, before the step is retried.
+const PANIC_RETRY: Duration = Duration::from_secs(30);
+
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
@@ -57,7 +61,12 @@ pub async fn run(ctx: Arc<Context>) {
         for due in due {
             let (ctx, queue, done) = (Arc::clone(&ctx), Arc::clone(&queue), done.clone());
             steps.spawn(async move {
-                let requeue = process(&ctx, &due).await;
+                let requeue = catch_async(process(&ctx, &due)).await.unwrap_or_else(|panic| {
+                    let DueStep { claim, step, .. } = &due;
+                    ctx.metrics.steps_panicked.inc();
+                    tracing::error!(claim, ?step, %panic, "step panicked, retrying");
+                    Requeue::After(PANIC_RETRY)
+                });
                 lock(&queue).finish(due, requeue, clock::now());
                 let _ = done.send(());
             });

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use kube::ResourceExt;
+
 use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::provisioning::dry_run::accepts_plan;
@@ -102,11 +104,17 @@ pub async fn isolate(
     Ok(Isolated { rest, culprits })
 }
 
-/// The planner's problem, without the pods that are left out of plans at present.
+/// The generation of the NodePool with this name.
+pub fn generation(pools: &[ReadyPool], name: &str) -> Option<i64> {
+    pools.iter().find(|ready| ready.pool.name_any() == name)?.pool.metadata.generation
+}
+
+/// The planner's problem, without the pods, NodePools and nodes that are left out of plans at present.
 pub fn take_snapshot(ctx: &Context, pools: &[ReadyPool]) -> Snapshot {
     let (settings, without, now) = (&ctx.settings.plan, BTreeSet::new(), clock::now());
     let request = SnapshotRequest { pools, settings, without: &without, now };
     let mut snapshot = ctx.derived.snapshot(&ctx.cluster.read(), request);
+    lock(&ctx.supply_quarantine).leave_out(&mut snapshot, |name| generation(pools, name), now);
     let quarantine = lock(&ctx.quarantine);
     snapshot.problem.pods.retain(|pod| quarantine.cause(&pod.class, now).is_none());
     snapshot

@@ -8,3 +8,4 @@ pub mod pod_events;
 pub mod provisioner;
 pub mod quarantine;
 pub mod rejections;
+pub mod supply;

@@ -12,10 +12,12 @@ use crate::controllers::provisioning::plan_writer::PlanWriter;
 use crate::controllers::provisioning::pod_events::emit_plan_events;
 use crate::controllers::provisioning::quarantine::quarantine;
 use crate::controllers::provisioning::rejections::{Rejected, serve_rejected};
+use crate::controllers::provisioning::supply::{self, Trials, isolate_supply, quarantine_sources};
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::provisioning::batch_window::closes_at;
 use crate::decisions::provisioning::pod_queue::PodQueue;
 use crate::decisions::provisioning::quarantine::Cause;
+use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::decisions::provisioning::unschedulable::UnschedulablePods;
 use crate::planner::output::plan::Plan;
 use crate::planner::plan;
@@ -34,6 +36,11 @@ pub async fn run(ctx: Arc<Context>) {
             let state = ctx.cluster.read();
             queue.observe(&state, &ctx.derived.holds(&state, now), &mut lock(&ctx.quarantine), now)
         };
+        let counts = lock(&ctx.supply_quarantine).counts(now);
+        for (kind, count) in Source::KINDS.into_iter().zip(counts) {
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            ctx.metrics.supply_quarantined.with_label_values(&[kind]).set(count);
+        }
         for cause in Cause::ALL {
             let pods = i64::try_from(queue.quarantined(cause)).unwrap_or(i64::MAX);
             ctx.metrics.pods_quarantined.with_label_values(&[cause.as_str()]).set(pods);
@@ -58,6 +65,7 @@ pub async fn run(ctx: Arc<Context>) {
 async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue, unschedulable: &mut UnschedulablePods, planner: Planner) {
     let pools = ctx.ready_pools();
     let snapshot = Arc::new(take_snapshot(ctx, &pools));
+    report_panicked(ctx, &snapshot);
     let mut trials_left = MAX_TRIALS;
     let started = Instant::now();
     let planned = plan_passing(ctx, planner, &snapshot, &mut trials_left).await;
@@ -85,7 +93,7 @@ async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue, unschedulable: &mut
     }
 }
 
-/// Plans all pods but those that the planner panics over, which are quarantined. `None` when it panics whatever it plans.
+/// Plans all pods but those that the planner panics over, which are quarantined, and so are NodePools and nodes. `None` when it panics whatever it plans.
 async fn plan_passing(
     ctx: &Arc<Context>,
     planner: Planner,
@@ -93,12 +101,44 @@ async fn plan_passing(
     trials_left: &mut usize,
 ) -> Option<Planned> {
     if let Some(plan) = isolation::plan(planner, snapshot).await {
+        let state = ctx.cluster.read();
+        let exists = |source: &Source| match source {
+            Source::NodePool(name) => state.pools.contains_key(&**name),
+            Source::Node(name) => state.nodes.contains_key(&**name) || state.claims.contains_key(&**name),
+        };
+        lock(&ctx.supply_quarantine).plan_passed(snapshot.taken_at, exists);
         return Some(Planned { snapshot: Arc::clone(snapshot), plan });
     }
     ctx.metrics.plans_failed.inc();
-    let isolated = isolate(ctx, planner, snapshot, trials_left, None).await.unwrap_or_default();
+    let mut supply_trials_left = supply::MAX_TRIALS;
+    let mut snapshot = Arc::clone(snapshot);
+    if let Some(rest) = isolate_supply(ctx, planner, &snapshot, Trials::Probe, &mut supply_trials_left).await {
+        snapshot = Arc::new(rest);
+        if let Some(plan) = isolation::plan(planner, &snapshot).await {
+            return Some(Planned { snapshot, plan });
+        }
+    }
+    let isolated = isolate(ctx, planner, &snapshot, trials_left, None).await.unwrap_or_default();
+    if isolated.rest.is_none() && isolated.culprits.is_empty() {
+        // Pods of several namespaces fail, each without the others.
+        let rest = isolate_supply(ctx, planner, &snapshot, Trials::Pods, &mut supply_trials_left).await;
+        let snapshot = Arc::new(rest?);
+        return isolation::plan(planner, &snapshot).await.map(|plan| Planned { snapshot, plan });
+    }
     quarantine(ctx, &isolated.culprits, Cause::PlannerPanic, "the planner panics over it, which is a defect");
     isolated.rest
+}
+
+/// Reports the NodePools and nodes that the snapshot left out because its parser panicked.
+fn report_panicked(ctx: &Arc<Context>, snapshot: &Snapshot) {
+    let pools = snapshot.panicked_pools.iter().map(|name| Source::NodePool(Arc::from(name.as_str())));
+    let nodes = snapshot.panicked_nodes.iter().map(|name| Source::Node(Arc::from(name.as_str())));
+    let mut sources: Vec<Source> = pools.chain(nodes).collect();
+    if !sources.is_empty() {
+        let quarantine = lock(&ctx.supply_quarantine);
+        sources.retain(|source| !quarantine.is_left_out(source, snapshot.taken_at));
+    }
+    quarantine_sources(ctx, sources.into_iter(), false);
 }
 
 fn log_plan(snapshot: &Snapshot, plan: &Plan, took: Duration) {

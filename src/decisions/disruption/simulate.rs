@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 
 use kube::ResourceExt;
 
+use crate::decisions::provisioning::supply_quarantine::SupplyQuarantine;
 use crate::decisions::snapshot::snapshot;
 use crate::model::offering::CapacityType;
 use crate::model::pod_class::PodClass;
+use crate::model::time::UnixMillis;
 use crate::planner::plan;
 use crate::state::instance_types::{InstanceTypes, offering_of};
 use crate::state::plan_record::Holds;
@@ -34,6 +36,7 @@ pub struct Removal {
     snapshot: Snapshot,
     /// Keys of the pods on the removed nodes.
     moving: BTreeSet<String>,
+    of_unknown: bool,
     any_spot: bool,
     /// Price of the removed nodes, micro-USD per hour.
     price: i64,
@@ -54,10 +57,14 @@ impl Removal {
             moving.extend(state.pods_on(&node.name_any()).map(PodRecord::key));
         }
         let is_spot = |capacity_type| capacity_type == CapacityType::Spot;
+        let snapshot = snapshot(state, holds, cache, request);
+        let nodes: BTreeSet<String> =
+            claims().filter_map(|claim| state.node_of(claim)).map(|node| node.name_any()).collect();
         Self {
+            of_unknown: snapshot.panicked_nodes.iter().any(|name| nodes.contains(name)),
             any_spot: claims().any(|claim| offering_of(claim).is_some_and(|(_, _, kind)| is_spot(kind))),
             price: claims().map(|claim| types.price(claim).0).sum(),
-            snapshot: snapshot(state, holds, cache, request),
+            snapshot,
             moving,
         }
     }
@@ -66,6 +73,21 @@ impl Removal {
     pub fn leave_out(&mut self, is_left_out: impl Fn(&PodClass) -> bool) {
         let Self { snapshot, moving, .. } = self;
         snapshot.problem.pods.retain(|pod| moving.contains(&*pod.key) || !is_left_out(&pod.class));
+    }
+
+    /// Leaves out the NodePools and nodes that plans fail over.
+    pub fn leave_out_supply(
+        &mut self,
+        quarantine: &SupplyQuarantine,
+        generation: impl Fn(&str) -> Option<i64>,
+        now: UnixMillis,
+    ) {
+        quarantine.leave_out(&mut self.snapshot, generation, now);
+    }
+
+    /// Whether the state of a removed node could not be read.
+    pub fn is_of_unknown(&self) -> bool {
+        self.of_unknown
     }
 
     /// Plans. Takes as long as the planner does.

@@ -1,4 +1,5 @@
-//! Searches for the pods that make a plan fail: the planner panics over them, or the API server rejects a NodeClaim because of them.
+//! Searches for the pods that make a plan fail: the planner panics over them, or the API server rejects a NodeClaim because of them. Also
+//! for other inputs of plans.
 //!
 //! The search is by halves of an ordered list: first of namespaces, so that a culprit costs the pods of other namespaces nothing, then of
 //! the pod classes of a guilty namespace. It needs about log₂ n trials per culprit, and it ends after a fixed number of trials.
@@ -69,6 +70,13 @@ pub struct Verdict {
     pub untried: Vec<usize>,
 }
 
+impl Verdict {
+    /// All inputs of this number pass.
+    pub fn all(count: usize) -> Self {
+        Self { accepted: (0..count).collect(), ..Self::default() }
+    }
+}
+
 impl CulpritSearch {
     /// Begins a search among `pods`, whose plan fails. `suspected` says which classes failed before: the first trial is without them.
     pub fn new(pods: &[PodEntry], suspected: impl Fn(&Arc<PodClass>) -> bool, max_trials: usize) -> Self {
@@ -83,7 +91,21 @@ impl CulpritSearch {
             unit.classes[class].push(index);
         }
         let unsuspected = namespaces.keys().filter(|(suspected, _)| !suspected).count();
-        let rest: Vec<Unit> = namespaces.into_values().collect();
+        Self::of_units(namespaces.into_values().collect(), unsuspected, max_trials)
+    }
+
+    /// Begins a search among inputs that belong to nobody, such as nodes: each one is a unit. The inputs are those of a plan that fails,
+    /// and a plan without all of them passes.
+    pub fn of_inputs(count: usize, suspected: impl Fn(usize) -> bool, max_trials: usize) -> Self {
+        let (suspects, mut order): (Vec<usize>, Vec<usize>) = (0..count).partition(|input| suspected(*input));
+        let unsuspected = order.len();
+        order.extend(suspects);
+        let units = order.into_iter().map(|input| Unit { classes: vec![vec![input]] });
+        Self::of_units(units.collect(), unsuspected, max_trials)
+    }
+
+    /// Begins a search among units, whose plan fails; the first trial is with the first `unsuspected`.
+    fn of_units(rest: Vec<Unit>, unsuspected: usize, max_trials: usize) -> Self {
         let mut search = Self {
             accepted: Vec::new(),
             guilty: Vec::new(),

@@ -5,4 +5,5 @@ pub mod culprit_search;
 pub mod plan_changes;
 pub mod pod_queue;
 pub mod quarantine;
+pub mod supply_quarantine;
 pub mod unschedulable;

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::model::pod_class::PodClass;
+use crate::model::pod_class::{PodClass, Toleration};
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
+use crate::model::units::Millicores;
 
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
@@ -29,6 +30,29 @@ pub struct PodEntry {
     pub created_at: UnixMillis,
     /// Has a deletion timestamp: the pod occupies its node until it is gone, but no topology spread counts it.
     pub deleting: bool,
+}
+
+impl PodEntry {
+    /// A pod without constraints that tolerates every taint: every NodePool and node is considered for it.
+    pub fn probe() -> Self {
+        let tolerations = vec![Toleration { exists: true, ..Toleration::default() }];
+        let requests = Resources { cpu: Millicores(1), pods: 1, ..Resources::default() };
+        Self {
+            key: Arc::from("stowage-probe/probe"),
+            uid: Arc::default(),
+            labels: Arc::default(),
+            class: Arc::new(PodClass {
+                namespace: Arc::from("stowage-probe"),
+                requests,
+                tolerations,
+                ..PodClass::default()
+            }),
+            claims: Arc::default(),
+            owner: None,
+            created_at: UnixMillis(0),
+            deleting: false,
+        }
+    }
 }
 
 /// The pods of a node, with the aggregates that every plan needs.

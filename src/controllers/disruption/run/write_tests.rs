@@ -1,10 +1,13 @@
 use serde_json::json;
 
 use super::*;
+use crate::controllers::disruption::simulate::simulate;
 use crate::decisions::disruption::mark::is_tainted;
+use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::model::labels;
 use crate::model::pause::Pause;
 use crate::state::kinds::KINDS;
+use crate::sync::lock;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
@@ -261,4 +264,19 @@ async fn nodes_beyond_the_cap_are_not_disrupted() {
     start_all(&ctx, vec!["c".into(), "other".into()], DisruptionReason::Empty).await;
     let marked = world.api.lines().iter().filter(|line| line.starts_with("PATCH nodeclaims/")).count();
     assert_eq!(marked, 1);
+}
+
+#[tokio::test]
+async fn a_node_that_is_left_out_of_plans_is_not_disrupted() {
+    let world = World { watched: true, ..world(&json!({}), None) };
+    let (ctx, now) = (world.context(), clock::now());
+    lock(&ctx.supply_quarantine).add(Source::Node("x".into()), None, true, now);
+    start_all(&ctx, vec!["c".into(), "other".into()], DisruptionReason::Empty).await;
+    let marked = |name: &str| DisruptionMark::of(&ctx.cluster.read().claims[name]).is_some();
+    assert_eq!((marked("c"), marked("other")), (false, true));
+    let types = InstanceTypes::default();
+    for (claim, known) in [("c", false), ("other", true)] {
+        let outcome = simulate(&ctx, &[], &types, &[claim.to_owned()].into(), now).await;
+        assert_eq!(outcome.is_some(), known, "{claim}");
+    }
 }

@@ -436,3 +436,21 @@ async fn nothing_is_launched_while_provisioning_is_paused() {
         assert_eq!(launches, calls, "{paused}");
     }
 }
+
+#[tokio::test]
+async fn a_step_that_panics_delays_no_other_claim_and_is_retried() {
+    let api = FakeApi::default();
+    let meta = json!({"deletionTimestamp": now(), "finalizers": [labels::TERMINATION_FINALIZER]});
+    for (name, id) in [("a", "i-1"), ("b", "i-2")] {
+        api.put(&claim(name, &json!({"metadata": meta, "status": launched(id, &["Launched"])})));
+    }
+    let instances = vec![instance("i-1", "uid-a", 0), instance("i-2", "uid-b", 0)];
+    let panicking = Some("aws:///z/i-1".to_owned());
+    let world =
+        World::new(api).with_cloud(FakeCloud { instances: instances.into(), panicking, ..FakeCloud::default() });
+    let ctx = world.context();
+    let _ = tokio::time::timeout(Duration::from_secs(2), run(Arc::clone(&ctx))).await;
+    assert!(world.cloud.calls().iter().all(|call| call == "terminate aws:///z/i-2"));
+    assert_eq!(ctx.cluster.read().claims.keys().collect::<Vec<_>>(), ["a"]);
+    assert_eq!(ctx.metrics.steps_panicked.get(), 1, "the next attempt is thirty seconds later");
+}

@@ -13,7 +13,7 @@ use crate::state::plan_record::PlanRecord;
 use crate::test_support::failures::World;
 use crate::test_support::kubernetes::Fault;
 use crate::test_support::kubernetes::store::Refusal;
-use crate::test_support::objects::{claim, launched, node_pool, pod};
+use crate::test_support::objects::{claim, launched, node, node_pool, pod};
 
 /// A pending pod of a namespace that selects nodes by the label `team`, which the NodePool leaves open.
 fn pending_of(world: &World, namespace: &str, name: &str, team: &str) {
@@ -146,4 +146,117 @@ async fn a_node_claim_that_can_not_be_changed_delays_no_pod() {
     let state = ctx.cluster.read();
     let holds = ctx.derived.holds(&state, clock::now());
     assert_eq!(holds.by_pod.len(), 2, "{holds:?}");
+}
+
+/// A world with the NodePools `p` and `poisonous` and the nodes `x0` to `x4` with room for the pod `a`.
+fn supplied_world(pools: &[&str], nodes: &[&str]) -> World {
+    let world = world();
+    let ready = json!({"conditions": crate::test_support::objects::conditions_true(&["Ready"])});
+    for name in pools {
+        world.api.put(&node_pool(name, &json!({"metadata": {"generation": 1}, "status": ready})));
+    }
+    for (at, name) in nodes.iter().enumerate() {
+        let own = json!({(labels::NODE_POOL): "p"});
+        let status = launched(&format!("i-{at}"), &["Launched", "Registered", "Initialized"]);
+        world.api.put(&claim(&format!("c-{name}"), &json!({"metadata": {"labels": own}, "status": status})));
+        let labels = json!({(labels::REGISTERED): "true", (labels::INITIALIZED): "true", (labels::NODE_POOL): "p"});
+        let room = json!({"cpu": "2", "memory": "8Gi", "pods": "29"});
+        world.api.put(&node(
+            name,
+            &json!({"metadata": {"labels": labels}, "spec": {"providerID": format!("aws:///z/i-{at}")},
+            "status": {"allocatable": room, "capacity": room, "conditions": [{"type": "Ready", "status": "True"}]}}),
+        ));
+        let container = json!({"name": "c", "image": "i", "resources": {"requests": {"cpu": "1500m"}}});
+        let meta = json!({"namespace": "running", "labels": {"on": name}});
+        world.api.put(&pod(name, &json!({"metadata": meta, "spec": {"nodeName": name, "containers": [container]}})));
+    }
+    world
+}
+
+/// Panics over the room of some nodes, over pods that run on others, and over some NodePools.
+fn panics_over_supply(problem: &Problem, cache: &ColumnCache) -> Plan {
+    assert!(!problem.pools.iter().any(|pool| pool.name.contains("poisonous")), "a defect about a NodePool");
+    for node in &problem.nodes {
+        assert!(!(node.schedulable && node.name.starts_with("room")), "a defect about a node");
+        let poison =
+            |pod: &crate::planner::input::pod::PodEntry| pod.labels.get("on").is_some_and(|on| on.starts_with("pods"));
+        assert!(!node.pods.iter().any(poison), "a defect about running pods");
+    }
+    plan(problem, cache)
+}
+
+#[tokio::test]
+async fn a_node_pool_that_the_planner_panics_over_is_left_out_until_it_changes() {
+    let world = supplied_world(&["q", "poisonous"], &["x"]);
+    pending_of(&world, "a", "web", "");
+    pending(&world, "large", "1500m");
+    let (planned, quarantined, ctx) = provisioned(&world, panics_over_supply, 1).await;
+    assert_eq!((planned.len(), quarantined), (2, [0, 0]), "{planned:?}");
+    assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), [1, 0]);
+    let events = world.api.events();
+    let expected = "Warning Quarantined on NodePool/poisonous: left out of plans for 30 s: ";
+    assert!(events.iter().any(|event| event.starts_with(expected)), "{events:?}");
+    let pools = |ctx: &Context| take_snapshot(ctx, &ctx.ready_pools()).problem.pools.len();
+    assert_eq!(pools(&ctx), 2);
+    let ready = json!({"conditions": crate::test_support::objects::conditions_true(&["Ready"])});
+    ctx.cluster.update(|state| {
+        state.apply_pool(node_pool("poisonous", &json!({"metadata": {"generation": 2}, "status": ready})));
+    });
+    assert_eq!(pools(&ctx), 3);
+}
+
+#[tokio::test]
+async fn nodes_that_the_planner_panics_over_are_left_out_and_not_disrupted_and_purchases_are_bounded_meanwhile() {
+    for (name, keeps_pods) in [("room", true), ("pods", false)] {
+        let world = supplied_world(&["p"], &["x0", "x1", "x2", name, "x3"]);
+        for at in 0..30 {
+            pending(&world, &format!("large-{at}"), "1900m");
+        }
+        let (planned, quarantined, ctx) = provisioned(&world, panics_over_supply, 1).await;
+        assert_eq!((planned.len(), quarantined), (20, [0, 0]), "{name}: at most twenty purchases");
+        assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), [0, 1], "{name}");
+        let events = world.api.events();
+        let expected = format!("Warning Quarantined on Node/{name}: left out of plans for 30 s: ");
+        assert!(events.iter().any(|event| event.starts_with(&expected)), "{events:?}");
+        let left_out = ["x0", "x1", "x2", name, "x3"].map(|node| ctx.is_left_out_of_plans(&format!("c-{node}")));
+        assert_eq!(left_out, [false, false, false, true, false], "{name}");
+        let nodes = take_snapshot(&ctx, &ctx.ready_pools()).problem.nodes;
+        let known = nodes.iter().find(|node| &*node.name == name).map(|node| node.schedulable);
+        assert_eq!(known, keeps_pods.then_some(false), "{name}: its pods count if the planner takes them");
+        assert!(!world.api.lines().iter().any(|line| line.starts_with("DELETE")), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_search_for_nodes_ends_after_a_bounded_number_of_plans() {
+    static PLANS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    fn counted(problem: &Problem, cache: &ColumnCache) -> Plan {
+        PLANS.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        panics_over_supply(problem, cache)
+    }
+    let names: Vec<String> = (0..80).map(|at| format!("{}{at}", if at % 2 == 0 { "x" } else { "pods" })).collect();
+    let world = supplied_world(&["p"], &names.iter().map(String::as_str).collect::<Vec<_>>());
+    pending(&world, "a", "1500m");
+    let (planned, quarantined, ctx) = provisioned(&world, counted, 1).await;
+    assert_eq!((planned.len(), quarantined), (1, [0, 0]));
+    let plans = PLANS.load(std::sync::atomic::Ordering::SeqCst);
+    assert!(plans <= supply::MAX_TRIALS + 3, "{plans} plans");
+    assert!(lock(&ctx.supply_quarantine).counts(clock::now())[1] >= 40);
+}
+
+/// The planner panics over the pod wherever there is a node: the pod is the cause, and no node is left out.
+#[tokio::test]
+async fn a_pod_that_the_planner_panics_over_on_every_node_leaves_no_node_out() {
+    fn panics(problem: &Problem, cache: &ColumnCache) -> Plan {
+        assert!(problem.nodes.is_empty() || !problem.pods.iter().any(|pod| pod.key.contains("poison")), "a defect");
+        plan(problem, cache)
+    }
+    for namespaces in [&["a"][..], &["a", "b"]] {
+        let world = supplied_world(&["p"], &["x0", "x1", "x2", "x3", "x4"]);
+        for namespace in namespaces {
+            pending_of(&world, namespace, "poison", "");
+        }
+        let (_, _, ctx) = provisioned(&world, panics, 1).await;
+        assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), [0, 0], "{namespaces:?}");
+    }
 }
