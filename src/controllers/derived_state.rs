@@ -1,6 +1,6 @@
 //! Results derived from the watched state that several loops share, so that each change is evaluated once.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::decisions::disruption::simulate::Removal;
 use crate::decisions::holds::HoldsCache;
@@ -11,7 +11,6 @@ use crate::state::instance_types::InstanceTypes;
 use crate::state::plan_record::Holds;
 use crate::state::snapshot::{Snapshot, SnapshotRequest};
 use crate::state::snapshot_cache::SnapshotCache;
-use crate::sync::lock;
 
 /// Caches for the state of one [`Cluster`](crate::state::Cluster). Lock order: the state first.
 #[derive(Debug, Default)]
@@ -23,7 +22,7 @@ pub struct DerivedState {
 impl DerivedState {
     /// The live holds at `now`.
     pub fn holds(&self, state: &ClusterState, now: UnixMillis) -> Arc<Holds> {
-        lock(&self.holds).resolve(state, now)
+        intact(&self.holds).resolve(state, now)
     }
 
     /// The planner's problem.
@@ -39,15 +38,18 @@ impl DerivedState {
     }
 
     fn with_cache<T>(&self, take: impl FnOnce(&mut SnapshotCache) -> T) -> T {
-        let mut cache = self.snapshots.lock().unwrap_or_else(|poisoned| {
-            // A panic during a snapshot may have left nodes that were not rebuilt.
-            let mut cache = poisoned.into_inner();
-            *cache = SnapshotCache::default();
-            self.snapshots.clear_poison();
-            cache
-        });
-        take(&mut cache)
+        take(&mut intact(&self.snapshots))
     }
+}
+
+/// Locks a cache, which starts over after a panic: that may have left changes behind which were read, but not applied.
+fn intact<T: Default>(cache: &Mutex<T>) -> MutexGuard<'_, T> {
+    cache.lock().unwrap_or_else(|poisoned| {
+        let mut empty = poisoned.into_inner();
+        *empty = T::default();
+        cache.clear_poison();
+        empty
+    })
 }
 
 #[cfg(test)]
@@ -73,6 +75,11 @@ mod tests {
         let pod = json!({"metadata": {"name": "a", "namespace": "n"}, "spec": {"nodeName": "n", "containers": []}});
         state.apply_pod(&serde_json::from_value(pod).unwrap(), UnixMillis(1));
         let result = std::thread::scope(|scope| {
+            let holding = scope.spawn(|| {
+                let _holds = derived.holds.lock();
+                panic!("while holds are resolved");
+            });
+            assert!(holding.join().is_err());
             let panicking = scope.spawn(|| {
                 derived.with_cache(|cache| {
                     assert_eq!(cache.begin(&state, &[], std::iter::empty()).1.len(), 1);
@@ -83,6 +90,6 @@ mod tests {
         });
         assert!(result.is_err() && derived.snapshots.is_poisoned());
         assert_eq!(take(&state), [1]);
-        assert!(!derived.snapshots.is_poisoned());
+        assert!(!derived.snapshots.is_poisoned() && !derived.holds.is_poisoned());
     }
 }
