@@ -35,10 +35,23 @@ pub struct Caps {
 impl Caps {
     /// See [`RateCap::admit`].
     pub fn admit(&self, what: Capped, wanted: usize, most: usize, now: UnixMillis) -> usize {
-        let cap = match what {
+        lock(self.of(what)).admit(wanted, most, now)
+    }
+
+    /// See [`RateCap::admissible`].
+    pub fn admissible(&self, what: Capped, most: usize, now: UnixMillis) -> usize {
+        lock(self.of(what)).admissible(most, now)
+    }
+
+    /// See [`RateCap::take_back`].
+    pub fn take_back(&self, what: Capped, count: usize) {
+        lock(self.of(what)).take_back(count);
+    }
+
+    fn of(&self, what: Capped) -> &Mutex<RateCap> {
+        match what {
             Capped::Purchase => &self.purchases,
             Capped::Disruption => &self.disruptions,
-        };
-        lock(cap).admit(wanted, most, now)
+        }
     }
 }

@@ -15,14 +15,24 @@ pub struct RateCap {
 }
 
 impl RateCap {
-    /// How many of `wanted` may happen now, with at most `most` in any minute; records them.
-    pub fn admit(&mut self, wanted: usize, most: usize, now: UnixMillis) -> usize {
+    /// How many may happen now, with at most `most` in any minute.
+    pub fn admissible(&mut self, most: usize, now: UnixMillis) -> usize {
         while self.admitted.front().is_some_and(|at| at.is_older_than(PERIOD, now)) {
             self.admitted.pop_front();
         }
-        let admitted = wanted.min(most.saturating_sub(self.admitted.len()));
+        most.saturating_sub(self.admitted.len())
+    }
+
+    /// How many of `wanted` may happen now, with at most `most` in any minute; records them.
+    pub fn admit(&mut self, wanted: usize, most: usize, now: UnixMillis) -> usize {
+        let admitted = wanted.min(self.admissible(most, now));
         self.admitted.extend(std::iter::repeat_n(now, admitted));
         admitted
+    }
+
+    /// Takes back what was admitted last and did not happen.
+    pub fn take_back(&mut self, count: usize) {
+        self.admitted.truncate(self.admitted.len().saturating_sub(count));
     }
 }
 
@@ -40,6 +50,10 @@ mod tests {
         assert_eq!(cap.admit(9, 5, start + PERIOD), 3, "the first three are a minute old");
         assert_eq!(cap.admit(9, 5, start + PERIOD), 0);
         assert_eq!(cap.admit(1, 0, start + 10 * PERIOD), 0);
+        assert_eq!(cap.admit(4, 5, start + 10 * PERIOD), 4);
+        cap.take_back(3);
+        assert_eq!(cap.admissible(5, start + 10 * PERIOD), 4);
+        cap.take_back(9);
         // A clock that is stepped back closes the cap for that time, and no longer.
         assert_eq!(cap.admit(5, 5, start + 10 * PERIOD), 5);
         assert_eq!(cap.admit(5, 5, start), 0);

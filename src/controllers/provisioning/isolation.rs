@@ -89,8 +89,9 @@ pub async fn isolate(
         }
     };
     let namespaces: BTreeSet<&str> = verdict.culprits.iter().map(|pod| &*pods[*pod].class.namespace).collect();
-    let culprits = if rest.is_none() && namespaces.len() > 1 {
-        // Every plan fails, whoever's pods it has: the cause is elsewhere.
+    let culprits = if pools.is_none() && rest.is_none() && namespaces.len() > 1 {
+        // The planner panics whoever's pods it plans: the cause is elsewhere. That of a rejection is not: without pods, the API server
+        // accepts the NodeClaims.
         Vec::new()
     } else {
         verdict.culprits.iter().map(|pod| pods[*pod].clone()).collect()

@@ -129,6 +129,7 @@ impl PlanWriter<'_> {
                 Err(error) => tracing::warn!(%error, "failed to create node claim, its pods will be planned again"),
             }
         }
+        ctx.caps.take_back(Capped::Purchase, written.rejected.len());
         if total > 0 {
             ctx.claims_created.notify_one();
             tracing::info!(

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::write_tests::{pending, world};
 use super::*;
 use crate::cloud::Cloud;
+use crate::controllers::caps::Capped;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::model::labels;
 use crate::planner::columns::table::ColumnCache;
@@ -116,6 +117,37 @@ async fn a_pod_whose_node_claim_is_rejected_is_left_out_and_its_neighbors_are_pl
     let mut queue = PodQueue::default();
     provision(&ctx, &mut queue, &mut UnschedulablePods::default(), plan).await;
     assert_eq!(world.api.lines().len(), requests, "nothing is written for it before its time is over");
+}
+
+/// The trials have no other pod.
+#[tokio::test]
+async fn pods_of_several_namespaces_whose_node_claims_are_rejected_are_all_left_out() {
+    let world = open_world();
+    for tenant in ["a", "b"] {
+        pending_of(&world, tenant, "poison", "bad");
+    }
+    pending_of(&world, "c", "web", "good");
+    world.api.inject(Fault::Refused(Refusal::invalid("no team bad")), usize::MAX, |request| {
+        request.body["spec"]["requirements"].to_string().contains("\"bad\"")
+    });
+    let (planned, quarantined, _) = provisioned(&world, plan, 1).await;
+    assert_eq!((planned, quarantined), (keys(&["c/web"]), [0, 2]));
+}
+
+/// A tenant pays nothing for rejected NodeClaims: they must not use up what others may purchase.
+#[tokio::test]
+async fn rejected_node_claims_do_not_count_against_the_cap() {
+    let world = open_world();
+    pending_of(&world, "attacker", "poison", "bad");
+    pending_of(&world, "a", "web", "good");
+    world.api.inject(Fault::Refused(Refusal::invalid("no team bad")), usize::MAX, |request| {
+        request.body["spec"]["requirements"].to_string().contains("\"bad\"")
+    });
+    let (planned, _, ctx) = provisioned(&world, plan, 1).await;
+    assert_eq!(planned, keys(&["a/web"]));
+    assert_eq!(ctx.metrics.claims_rejected.with_label_values(&["p"]).get(), 1);
+    let most = ctx.settings.max_purchases_per_minute;
+    assert_eq!(ctx.admit(Capped::Purchase, most).await, most - 1);
 }
 
 #[tokio::test]
