@@ -19,9 +19,21 @@ impl Context {
         self.cluster.read().pause()
     }
 
-    /// How many of `wanted` nodes may be purchased or disrupted now. Reports the rest.
-    pub async fn admit(&self, what: Capped, wanted: usize) -> usize {
-        let most = match what {
+    /// How many nodes may be purchased or disrupted now.
+    pub fn admissible(&self, what: Capped) -> usize {
+        if self.is_paused(what) { 0 } else { self.caps.admissible(what, self.most_per_minute(what), clock::now()) }
+    }
+
+    fn is_paused(&self, what: Capped) -> bool {
+        let pause = self.pause();
+        match what {
+            Capped::Purchase => pause.provisioning,
+            Capped::Disruption => pause.disruption,
+        }
+    }
+
+    fn most_per_minute(&self, what: Capped) -> usize {
+        match what {
             Capped::Purchase => {
                 let most = self.settings.max_purchases_per_minute;
                 let claims = self.cluster.read().claims.len();
@@ -29,7 +41,16 @@ impl Context {
                 bound.map_or(most, |bound| bound.min(most))
             }
             Capped::Disruption => self.settings.max_disruptions_per_minute,
-        };
+        }
+    }
+
+    /// How many of `wanted` nodes may be purchased or disrupted now. Reports the rest, except during a pause, which may have begun since
+    /// the pass did.
+    pub async fn admit(&self, what: Capped, wanted: usize) -> usize {
+        if self.is_paused(what) {
+            return 0;
+        }
+        let most = self.most_per_minute(what);
         let admitted = self.caps.admit(what, wanted, most, clock::now());
         if admitted < wanted {
             let action = what.label();

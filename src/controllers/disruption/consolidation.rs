@@ -1,6 +1,7 @@
 //! Chooses the nodes to consolidate: simulates the candidates one after the other.
 
 use crate::clock;
+use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::simulate::simulate;
@@ -11,6 +12,7 @@ use crate::state::instance_types::{InstanceTypes, ReadyPool};
 /// removed ones.
 pub async fn choose(ctx: &Context, pools: &[ReadyPool], types: &InstanceTypes) -> Vec<String> {
     let now = clock::now();
+    let most = ctx.admissible(Capped::Disruption);
     let (mut consolidation, candidates) = {
         let state = ctx.cluster.read();
         let paused = pause(&state, now);
@@ -21,7 +23,7 @@ pub async fn choose(ctx: &Context, pools: &[ReadyPool], types: &InstanceTypes) -
         if paused.is_some() {
             return Vec::new();
         }
-        Consolidation::begin(&state, &ctx.derived.holds(&state, now), types, now)
+        Consolidation::begin(&state, &ctx.derived.holds(&state, now), types, most, now)
     };
     report_blocked(ctx, "underutilized", &consolidation.blocked).await;
     for candidate in candidates {

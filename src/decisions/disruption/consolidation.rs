@@ -88,14 +88,17 @@ pub struct Consolidation {
     allowances: BTreeMap<String, PoolAllowance>,
     accepted: BTreeSet<String>,
     saved: i64,
+    /// Maximum number of accepted claims. Members of a larger set alone may save nothing.
+    most: usize,
 }
 
 impl Consolidation {
-    /// Begins a pass: returns the candidates to simulate, in order.
+    /// Begins a pass that accepts at most `most` candidates: returns the candidates to simulate, in order.
     pub fn begin(
         state: &ClusterState,
         holds: &Holds,
         types: &InstanceTypes,
+        most: usize,
         now: UnixMillis,
     ) -> (Self, Vec<Candidate>) {
         let allowances = allowances(state, DisruptionReason::Underutilized, now);
@@ -119,11 +122,14 @@ impl Consolidation {
                 None => chosen.push(candidate),
             }
         }
-        (Self { blocked, allowances, accepted: BTreeSet::new(), saved: 0 }, chosen)
+        (Self { blocked, allowances, accepted: BTreeSet::new(), saved: 0, most }, chosen)
     }
 
-    /// Claims to remove in the simulation of this candidate; `None` when its pool allows no more.
+    /// Claims to remove in the simulation of this candidate; `None` when its pool or the pass allows no more.
     pub fn removal(&self, candidate: &Candidate) -> Option<BTreeSet<String>> {
+        if self.accepted.len() >= self.most {
+            return None;
+        }
         self.allowances.get(&candidate.pool).filter(|allowance| allowance.nodes > 0)?;
         let mut without = self.accepted.clone();
         without.insert(candidate.claim.clone());

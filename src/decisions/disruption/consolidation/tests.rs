@@ -61,7 +61,7 @@ fn the_most_expensive_node_per_pod_is_first() {
 fn candidates_are_accepted_cumulatively_within_budget_and_minimum_saving() {
     let allowance = PoolAllowance { consolidate_after: Some(Duration::ZERO), nodes: 2 };
     let allowances = [("p".to_owned(), allowance)].into();
-    let mut pass = Consolidation { blocked: vec![], allowances, accepted: BTreeSet::new(), saved: 0 };
+    let mut pass = Consolidation { blocked: vec![], allowances, accepted: BTreeSet::new(), saved: 0, most: 9 };
     let outcome = |saving| Outcome { saving, ..outcome(true, 0, false) };
     let all = ["a", "b", "c", "d"].map(|name| candidate(name, 1, 100));
     pass.record(&all[0], &outcome(50));
@@ -71,6 +71,19 @@ fn candidates_are_accepted_cumulatively_within_budget_and_minimum_saving() {
     pass.record(&all[2], &outcome(60));
     assert_eq!(pass.removal(&all[3]), None, "the budget is used up");
     assert_eq!(pass.finish(), (vec!["a".to_owned(), "c".to_owned()], MicroUsd(60)));
+}
+
+/// What a set saves says nothing about the members that a cap would leave of it.
+#[test]
+fn a_pass_accepts_no_more_nodes_than_may_be_disrupted_now() {
+    let allowance = PoolAllowance { consolidate_after: Some(Duration::ZERO), nodes: 9 };
+    let allowances = [("p".to_owned(), allowance)].into();
+    let mut pass = Consolidation { blocked: vec![], allowances, accepted: BTreeSet::new(), saved: 0, most: 1 };
+    let all = ["b", "a"].map(|name| candidate(name, 1, 100));
+    assert!(pass.removal(&all[0]).is_some());
+    pass.record(&all[0], &Outcome { saving: 50, ..outcome(true, 0, false) });
+    assert_eq!(pass.removal(&all[1]), None);
+    assert_eq!(pass.finish().0, ["b"]);
 }
 
 #[test]
@@ -105,7 +118,7 @@ fn b49_nodes_whose_pods_a_budget_blocks_take_no_place_among_the_candidates() {
         state.apply_pod(&objects::pod(&format!("p{n:02}"), &pod), UnixMillis(0));
     }
     let now = UnixMillis(2_000_000_000_000);
-    let (pass, chosen) = Consolidation::begin(&state, &Holds::default(), &InstanceTypes::default(), now);
+    let (pass, chosen) = Consolidation::begin(&state, &Holds::default(), &InstanceTypes::default(), 100, now);
     assert_eq!(chosen.iter().map(|candidate| &*candidate.claim).collect::<Vec<_>>(), ["c20", "c21"]);
     assert_eq!(pass.blocked.len(), MAX_CANDIDATES);
     let why = "pdb prevents pod evictions: n/b allows no disruption of pod n/p00";
