@@ -8,7 +8,8 @@ pub const KEY: &str = "pause";
 /// What is paused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pause {
-    /// No NodeClaim is created, and none is launched. Nodes with pods are not disrupted voluntarily: their pods would find no node.
+    /// No NodeClaim is created, and none is launched. Nodes with pods are not disrupted voluntarily, and none expires: their pods would
+    /// find no node.
     pub provisioning: bool,
     /// No node is disrupted voluntarily, and no garbage is collected. Interruptions, failed status checks and deletions by users
     /// continue: the instance is lost anyway, or somebody wants it.

@@ -254,7 +254,8 @@ fn key<K: Resource<DynamicType = ()>>(object: &K) -> String {
 /// Wait after the API server denied the right to read the emergency stop.
 const FORBIDDEN_RETRY: Duration = Duration::from_secs(30);
 
-/// Watches the emergency stop: the ConfigMap [`pause::NAME`] in `namespace`. While it cannot be read, the last known value holds.
+/// Watches the emergency stop: the ConfigMap [`pause::NAME`] in `namespace`. While it cannot be read, the last known value holds; without
+/// the right to read it, and before it was read, nothing is paused.
 pub fn start_pause(client: &Client, cluster: &Arc<Cluster>, namespace: &str) {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let cluster = Arc::clone(cluster);
@@ -279,6 +280,8 @@ pub fn start_pause(client: &Client, cluster: &Arc<Cluster>, namespace: &str) {
                 Err(error) => {
                     tracing::warn!(config_map = pause::NAME, %error, "watch of the emergency stop failed, retrying");
                     if is_forbidden(&error) {
+                        let known = cluster.read().pause;
+                        cluster.update(|state| state.pause = Some(known.unwrap_or_default()));
                         tokio::time::sleep(FORBIDDEN_RETRY).await;
                     }
                     continue;
@@ -303,7 +306,7 @@ fn paused(object: &ConfigMap) -> Pause {
     Pause::parse(object.data.as_ref().and_then(|data| data.get(pause::KEY)).map(String::as_str))
 }
 
-/// Waits until the emergency stop was read, at most for `limit`. Returns whether it was.
+/// Waits until the emergency stop was read, or may not be read, at most for `limit`. Returns whether it was.
 pub async fn pause_read(cluster: &Cluster, limit: Duration) -> bool {
     let mut changes = cluster.changes();
     let read = async {
@@ -331,6 +334,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::test_support::kubernetes::store::Refusal;
+    use crate::test_support::kubernetes::{FakeApi, Fault};
     use crate::test_support::objects;
 
     #[test]
@@ -354,5 +359,27 @@ mod tests {
         assert!(stale(), "another object is left out");
         table.retain(&["n/a".to_owned(), "n/c".to_owned()].into());
         assert_eq!((cluster.read().pods.len(), stale()), (2, false));
+    }
+
+    #[tokio::test]
+    async fn the_emergency_stop_is_unknown_until_it_is_read_unless_nobody_may_read_it() {
+        const LIMIT: Duration = Duration::from_millis(300);
+        for (refusal, read, paused) in [
+            (None, true, "disruption"),
+            (Some(Refusal::gateway_timeout()), false, "none"),
+            (Some(Refusal { code: 403, ..Refusal::invalid("no") }), true, "none"),
+        ] {
+            let api = FakeApi::default();
+            let meta = json!({"name": pause::NAME, "namespace": "n"});
+            let stop = json!({"metadata": meta, "data": {(pause::KEY): "disruption"}});
+            api.put(&serde_json::from_value::<ConfigMap>(stop).unwrap());
+            if let Some(refusal) = &refusal {
+                api.inject(Fault::Refused(refusal.clone()), usize::MAX, |_| true);
+            }
+            let cluster = Arc::new(Cluster::default());
+            start_pause(&api.client(), &cluster, "n");
+            assert_eq!(pause_read(&cluster, LIMIT).await, read, "{refusal:?}");
+            assert_eq!(cluster.read().pause().label(), paused, "{refusal:?}");
+        }
     }
 }

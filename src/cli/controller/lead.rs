@@ -36,7 +36,7 @@ use crate::telemetry::controllers::ControllerMetrics;
 pub(crate) const TURN_LIMIT: Duration = Duration::from_mins(3);
 /// The same of loops that wait for AWS: a call is retried for minutes, and waits for the client's rate limit.
 const CLOUD_TURN_LIMIT: Duration = Duration::from_mins(15);
-/// How long a new leader waits for the emergency stop. It is unreadable without the right to read its ConfigMap.
+/// How often a replica that has not read the emergency stop reports it. Without the right to read it, nothing is paused.
 const PAUSE_READ: Duration = Duration::from_secs(5);
 
 #[allow(clippy::too_many_arguments)]
@@ -74,14 +74,18 @@ pub(crate) fn lead(
                  controller that launched it"
             );
         }
+        // A leader that does not know the emergency stop would act in spite of it.
+        while !watch::pause_read(&cluster, PAUSE_READ).await {
+            tracing::warn!(config_map = pause::NAME, "could not read the emergency stop, this replica does not lead");
+            if *stopped.borrow() {
+                return Ok(());
+            }
+        }
         let mut tasks = JoinSet::new();
         let starting = Starting { prepared, client: &client, failed: &metrics.cloud_starts_failed };
         let Some(cloud) = starting.lead_with_cloud(&mut election, &state, &mut stopped, &mut tasks).await? else {
             return Ok(());
         };
-        if !watch::pause_read(&cluster, PAUSE_READ).await {
-            tracing::warn!(config_map = pause::NAME, "could not read the emergency stop, nothing is paused");
-        }
         let ctx = Arc::new(Context::new(client, evictions, cluster, derived, cloud, settings, metrics));
         let mut loops =
             Loops { tasks, ctx, heartbeats: state.heartbeats.clone(), panics: state.metrics.loop_panics.clone() };

@@ -27,6 +27,19 @@ async fn changes_of_the_emergency_stop_are_reported_once() {
     assert_eq!((paused("provisioning"), paused("disruption")), (0, 1));
 }
 
+/// A pass begins before the pause and ends after it: the planner takes seconds, and a list of instances minutes.
+#[tokio::test]
+async fn nothing_is_admitted_while_it_is_paused() {
+    for (paused, admitted) in [("provisioning", [0, 3]), ("disruption", [3, 0]), ("all", [0, 0]), ("none", [3, 3])] {
+        let world = world();
+        let ctx = world.context();
+        ctx.cluster.update(|state| state.pause = Some(Pause::parse(Some(paused))));
+        let both = [ctx.admit(Capped::Purchase, 3).await, ctx.admit(Capped::Disruption, 3).await];
+        assert_eq!(both, admitted, "{paused}");
+        assert!(world.api.events().is_empty(), "no cap is reached");
+    }
+}
+
 #[tokio::test]
 async fn beyond_the_cap_nothing_is_admitted_and_the_rest_is_reported() {
     let world = world();

@@ -13,6 +13,7 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::expiration::expired;
 use crate::decisions::staleness::Removal;
 use crate::model::events;
+use crate::model::pause::Pause;
 use crate::sync::heartbeat;
 
 /// Shortest and longest wait between two passes.
@@ -22,7 +23,8 @@ const PERIOD: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 pub async fn run(ctx: Arc<Context>) {
     loop {
         let (mut due, mut next) = expired(&ctx.cluster.read(), clock::now());
-        if ctx.pause().disruption {
+        // Without provisioning, the pods of a node would find no other.
+        if ctx.pause() != Pause::default() {
             (due, next) = (vec![], None);
         }
         if !due.is_empty() && ctx.is_stale(Removal::Expiration) {

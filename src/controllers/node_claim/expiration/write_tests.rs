@@ -49,13 +49,16 @@ async fn an_expired_claim_is_deleted_under_every_failure() {
     "#);
 }
 
+/// While provisioning is paused, the pods of an expired node would find no other.
 #[tokio::test]
-async fn nothing_expires_while_disruption_is_paused_or_beyond_the_cap() {
+async fn nothing_expires_during_a_pause_or_beyond_the_cap() {
     let world = world();
     let ctx = world.context();
-    ctx.cluster.update(|state| state.pause = Some(Pause::parse(Some("disruption"))));
-    first_turn(run(Arc::clone(&ctx))).await;
-    assert!(world.api.lines().is_empty());
+    for paused in ["disruption", "provisioning"] {
+        ctx.cluster.update(|state| state.pause = Some(Pause::parse(Some(paused))));
+        first_turn(run(Arc::clone(&ctx))).await;
+        assert!(world.api.lines().is_empty(), "{paused}");
+    }
     ctx.cluster.update(|state| state.pause = Some(Pause::default()));
     ctx.admit(Capped::Disruption, ctx.settings.max_disruptions_per_minute).await;
     first_turn(run(Arc::clone(&ctx))).await;
