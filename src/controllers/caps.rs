@@ -4,6 +4,8 @@ use std::sync::Mutex;
 
 use crate::decisions::rate_cap::RateCap;
 use crate::model::time::UnixMillis;
+use crate::state::ClusterState;
+use crate::state::object_ext::ObjectExt;
 use crate::sync::lock;
 
 /// What is capped per minute.
@@ -33,6 +35,17 @@ pub struct Caps {
 }
 
 impl Caps {
+    /// The caps of a new leader: what the objects show of the last minute counts, so that a process that restarts again and again
+    /// purchases no more than one that does not.
+    pub fn after(state: &ClusterState, now: UnixMillis) -> Self {
+        let claims = || state.claims.values();
+        let deleted = claims().filter_map(|claim| claim.metadata.deletion_timestamp.as_ref().map(UnixMillis::from));
+        Self {
+            purchases: Mutex::new(RateCap::after(claims().map(|claim| claim.created_at()), now)),
+            disruptions: Mutex::new(RateCap::after(deleted, now)),
+        }
+    }
+
     /// See [`RateCap::admit`].
     pub fn admit(&self, what: Capped, wanted: usize, most: usize, now: UnixMillis) -> usize {
         lock(self.of(what)).admit(wanted, most, now)
@@ -53,5 +66,35 @@ impl Caps {
             Capped::Purchase => &self.purchases,
             Capped::Disruption => &self.disruptions,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::test_support::objects;
+
+    #[test]
+    fn a_restart_does_not_reset_the_caps() {
+        let mut state = ClusterState::default();
+        for (name, created, deleted) in
+            [("old", 0, None), ("new", 60, None), ("newer", 90, None), ("gone", 0, Some(80))]
+        {
+            let at = |seconds: i64| UnixMillis(seconds * 1_000).rfc3339();
+            let meta =
+                json!({"creationTimestamp": at(created), "deletionTimestamp": deleted.map(at), "finalizers": ["f"]});
+            state.apply_claim(objects::claim(name, &json!({ "metadata": meta })));
+        }
+        let now = UnixMillis(100_000);
+        let caps = Caps::after(&state, now);
+        let both = |now| [Capped::Purchase, Capped::Disruption].map(|what| caps.admissible(what, 5, now));
+        assert_eq!(both(now), [3, 4]);
+        assert_eq!(both(now + Duration::from_secs(20)), [4, 4], "the older of two is a minute old");
+        assert_eq!(both(now + Duration::from_secs(40)), [4, 5]);
+        assert_eq!(both(now + Duration::from_secs(50)), [5, 5]);
     }
 }

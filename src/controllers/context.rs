@@ -85,7 +85,7 @@ impl Context {
     ) -> Self {
         let recorder = EventRecorder::new(client.clone());
         let (claims_created, quarantine, instance_checks) = (Notify::new(), Mutex::default(), Mutex::default());
-        let caps = Caps::default();
+        let caps = Caps::after(&cluster.read(), clock::now());
         let confirmed_drains = ConfirmedDrains::default();
         Self {
             client,

@@ -15,6 +15,13 @@ pub struct RateCap {
 }
 
 impl RateCap {
+    /// A cap after these times of what happened before.
+    pub fn after(times: impl Iterator<Item = UnixMillis>, now: UnixMillis) -> Self {
+        let mut admitted: Vec<UnixMillis> = times.filter(|at| !at.is_older_than(PERIOD, now)).collect();
+        admitted.sort_unstable();
+        Self { admitted: admitted.into() }
+    }
+
     /// How many may happen now, with at most `most` in any minute.
     pub fn admissible(&mut self, most: usize, now: UnixMillis) -> usize {
         while self.admitted.front().is_some_and(|at| at.is_older_than(PERIOD, now)) {
