@@ -32,7 +32,7 @@ const NOTE_BYTES: usize = 1_000;
 /// Longest beginning of an event's name that is the name of its object.
 const NAME_BYTES: usize = 200;
 
-/// UID of the object, reason and note.
+/// UID of the object, reason and note as it is written.
 type Key = (String, &'static str, String);
 
 /// A remembered event.
@@ -94,7 +94,8 @@ impl EventRecorder {
     /// logged; an equal event is refused without a request for ten seconds.
     pub async fn emit(&self, about: &ObjectReference, event: EventSpec<'_>, now: UnixMillis) -> bool {
         let reason = event.declared().reason();
-        let key = (about.uid.clone().unwrap_or_default(), reason, event.note().to_owned());
+        let note = beginning(event.note(), NOTE_BYTES).to_owned();
+        let key = (about.uid.clone().unwrap_or_default(), reason, note);
         let known = match lock(&self.memory).admit(&key, now) {
             Ok(known) => known,
             Err(written) => return written,
