@@ -94,9 +94,9 @@ class Killer:
         self.moment, self.killed_at = None, why
         self.service.stowage.kill()
 
-    def wait(self):
+    def wait(self, moment):
         """Waits for the moment, or until it will not come; returns what happened."""
-        moment, begin = self.moment, time.monotonic()
+        begin = time.monotonic()
         limit = PATIENCE if moment.call else moment.seconds
         while time.monotonic() - begin < limit:
             with self.lock:
@@ -206,7 +206,7 @@ class TestKills:
         begin, at = time.monotonic(), time.time()
         killer.arm(moment, lag)
         needed, ended = changes.apply(change)
-        print(f": {killer.wait()}", end="", flush=True)
+        print(f": {killer.wait(moment)}", end="", flush=True)
         if released:
             service.api.delete("Lease", LEASE, harness.NAMESPACE)
         service.stowage.start()
