@@ -1,7 +1,7 @@
 //! Leads with a connected cloud. A cloud that can't be reached ends no process: webhook and extender need none.
 //!
-//! A replica is a candidate for the lease only while it can reach its cloud. A leader that can't connect for [`GIVE_UP_AFTER`] gives the
-//! lease back, and stands back for [`STAND_BACK`], so that a replica with access can lead.
+//! A replica is a candidate for the lease only while it can reach its cloud. A leader that can't connect for [`Timing::give_up_after`] gives the
+//! lease back, and stands back for [`Timing::stand_back`], so that a replica with access can lead.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -21,12 +21,22 @@ use crate::controllers::leader::Candidate;
 use crate::controllers::supervise::supervised;
 use crate::server::AppState;
 
-/// First and longest wait between two attempts to connect; the wait doubles.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// A leader without its cloud for this long gives the lease back.
-const GIVE_UP_AFTER: Duration = Duration::from_mins(3);
-/// Other candidates read the lease every two seconds.
-const STAND_BACK: Duration = Duration::from_secs(20);
+/// The periods of the start.
+#[derive(Clone, Copy, Debug)]
+struct Timing {
+    /// First and longest wait between two attempts to connect; the wait doubles.
+    retry: (Duration, Duration),
+    /// A leader without its cloud for this long gives the lease back.
+    give_up_after: Duration,
+    /// Other candidates read the lease every two seconds.
+    stand_back: Duration,
+}
+
+const TIMING: Timing = Timing {
+    retry: (Duration::from_secs(1), Duration::from_secs(30)),
+    give_up_after: Duration::from_mins(3),
+    stand_back: Duration::from_secs(20),
+};
 
 /// The start of the leader's cloud.
 pub(crate) struct Starting<'a> {
@@ -57,47 +67,18 @@ impl Starting<'_> {
             }
             Prepared::Ec2(options) => options,
         };
-        loop {
-            let connect = retried("connecting to AWS", RETRY, self.failed, Ec2Provider::connect);
-            let clients = tokio::select! {
-                clients = connect => clients,
-                () = stop(stopped) => return Ok(None),
-            };
-            if !acquire(election, state, stopped).await {
-                return Ok(None);
-            }
-            let start = || {
-                let (client, clients) = (self.client.clone(), clients.clone());
-                let options = ec2::Options::clone(options);
-                async move { Ec2Provider::start(&client, clients, options).await }
-            };
-            let start = tokio::time::timeout(GIVE_UP_AFTER, retried("starting EC2", RETRY, self.failed, start));
-            // Loading the region's catalog takes time; the lease is renewed meanwhile.
-            let started = tokio::select! {
-                started = start => Some(started.ok()),
-                lost = lost(election) => return Err(lost),
-                () = stop(stopped) => None,
-            };
-            let Some(started) = started else {
-                release(election).await;
-                return Ok(None);
-            };
-            if let Some(started) = started {
-                let ec2 = Arc::new(started);
-                let (provider, client) = (Arc::clone(&ec2), self.client.clone());
-                let run = move || Arc::clone(&provider).run(client.clone());
-                loops.spawn(supervised("EC2", state.metrics.loop_panics.clone(), run));
-                ec2::publish(&ec2, state.metrics.registry()).context("registering the EC2 metrics")?;
-                return Ok(Some(ec2));
-            }
-            tracing::error!("EC2 could not be started in three minutes, giving the lease back");
-            state.metrics.leader.set(0);
-            release(election).await;
-            tokio::select! {
-                () = tokio::time::sleep(STAND_BACK) => {}
-                () = stop(stopped) => return Ok(None),
-            }
-        }
+        let start = |clients: ec2::Clients| {
+            let (client, options) = (self.client.clone(), ec2::Options::clone(options));
+            async move { Ec2Provider::start(&client, clients, options).await }
+        };
+        let candidacy = Candidacy { timing: TIMING, election, state, stopped, failed: self.failed };
+        let Some(started) = candidacy.lead_with(Ec2Provider::connect, start).await? else { return Ok(None) };
+        let ec2 = Arc::new(started);
+        let (provider, client) = (Arc::clone(&ec2), self.client.clone());
+        let run = move || Arc::clone(&provider).run(client.clone());
+        loops.spawn(supervised("EC2", state.metrics.loop_panics.clone(), run));
+        ec2::publish(&ec2, state.metrics.registry()).context("registering the EC2 metrics")?;
+        Ok(Some(ec2))
     }
 
     fn simulated(&self, simulated: &Arc<SimulatedEc2>, mut stopped: watch::Receiver<bool>) -> Arc<dyn Cloud> {
@@ -106,6 +87,69 @@ impl Starting<'_> {
         };
         tokio::spawn(Arc::clone(simulated).run(self.client.clone(), shutdown));
         Arc::clone(simulated) as Arc<dyn Cloud>
+    }
+}
+
+/// The part of a replica in the election of the leader, until its cloud runs.
+struct Candidacy<'a> {
+    timing: Timing,
+    election: &'a mut Option<Candidate>,
+    state: &'a AppState,
+    stopped: &'a mut watch::Receiver<bool>,
+    /// Counts failed attempts.
+    failed: &'a IntCounter,
+}
+
+impl Candidacy<'_> {
+    /// Connects, acquires the lease, and starts what `start` makes of the connection. `None` when the process was stopped meanwhile.
+    ///
+    /// # Errors
+    /// The lease was lost.
+    async fn lead_with<C, T, E, F, G>(
+        self,
+        connect: impl Fn() -> F,
+        start: impl Fn(C) -> G,
+    ) -> anyhow::Result<Option<T>>
+    where
+        C: Clone,
+        E: Display,
+        F: Future<Output = Result<C, E>>,
+        G: Future<Output = Result<T, E>>,
+    {
+        let Self { timing, election, state, stopped, failed } = self;
+        loop {
+            let connected = tokio::select! {
+                connected = retried("connecting to AWS", timing.retry, failed, &connect) => connected,
+                () = stop(stopped) => return Ok(None),
+            };
+            if !acquire(election, state, stopped).await {
+                return Ok(None);
+            }
+            let start = retried("starting EC2", timing.retry, failed, || start(connected.clone()));
+            // Loading the region's catalog takes time; the lease is renewed meanwhile.
+            let started = tokio::select! {
+                started = tokio::time::timeout(timing.give_up_after, start) => Some(started.ok()),
+                lost = lost(election) => return Err(lost),
+                () = stop(stopped) => None,
+            };
+            let Some(started) = started else {
+                release(election).await;
+                return Ok(None);
+            };
+            if started.is_some() {
+                return Ok(started);
+            }
+            tracing::error!(
+                seconds = timing.give_up_after.as_secs(),
+                "EC2 could not be started, giving the lease back"
+            );
+            state.metrics.leader.set(0);
+            release(election).await;
+            tokio::select! {
+                () = tokio::time::sleep(timing.stand_back) => {}
+                () = stop(stopped) => return Ok(None),
+            }
+        }
     }
 }
 
