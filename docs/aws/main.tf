@@ -217,6 +217,7 @@ resource "aws_iam_policy" "integration" {
           "ec2:DescribeLaunchTemplates",
           "ec2:DescribePlacementGroups",
           "ec2:DescribeSecurityGroups",
+          "ec2:DescribeSpotInstanceRequests",
           "ec2:DescribeSpotPriceHistory",
           "ec2:DescribeSubnets",
           "ec2:GetSpotPlacementScores",

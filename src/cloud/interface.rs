@@ -85,6 +85,11 @@ pub trait NodeClassCloud: Send + Sync {
 pub trait InstanceEvents: Send + Sync {
     /// Unhealthy instances of the account, including instances of other clusters.
     fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<Unhealthy>, CloudError>>;
+    /// Whether the cloud interrupts a spot instance, as far as it shows that already.
+    ///
+    /// # Errors
+    /// The cloud cannot be asked; the right to ask is optional.
+    fn is_interrupted<'a>(&'a self, instance_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>>;
 }
 
 /// An instance that has a Node, but not yet the tags that name it.

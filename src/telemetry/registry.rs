@@ -214,7 +214,7 @@ metrics! {
         "Nodes that waited since the cap per minute was reached, counted at each attempt.";
     MESSAGES_REFUSED = "interruption_refused_messages_total", Kind::Counter, Leader, [
             "message_type": "`spot_interrupted`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`",
-            "reason": "`running` (EC2 describes the instance as running a minute after the event), `wrong_capacity_type` (such as a spot interruption of an on-demand instance), `too_many` (warnings drained as many nodes in a minute as they may; the message is redelivered)",
+            "reason": "`running` (EC2 describes the instance as running a minute after the event), `wrong_capacity_type` (such as a spot interruption of an on-demand instance), `too_many` (unconfirmed warnings drained as many nodes in a minute as they may; the message is redelivered)",
         ],
         "Messages of the interruption queue that had no effect since they are not confirmed: forged messages, unless the reason is `too_many`.";
 
@@ -232,7 +232,7 @@ metrics! {
         ],
         "Cloud provider method calls that failed.";
     BATCH_SECONDS = "cloudprovider_batcher_batch_time_seconds", Kind::Histogram(CLOUD_SECONDS), Ec2, [
-            "batcher": "`describe_instances`, `find_instances` (instances of a NodeClaim that names none), `terminate_instances`",
+            "batcher": "`describe_instances`, `find_instances` (instances of a NodeClaim that names none), `terminate_instances`, `describe_spot_instance_requests`",
         ],
         "Time that a batch of requests was open before its call, in seconds.";
     BATCH_SIZE = "cloudprovider_batcher_batch_size", Kind::Histogram(BATCH_SIZES), Ec2, [

@@ -9,9 +9,10 @@ use futures::{FutureExt, StreamExt};
 
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::{
-    Capabilities, Cloud, CloudError, Drift, Instance, InstanceTagging, LaunchError, LaunchRequest, Launched, Message,
-    NodeClassCloud, OptionalApi, Override, Resolution, ServiceStatus, Untagged,
+    Capabilities, Cloud, CloudError, Drift, Instance, InstanceEvents, InstanceTagging, LaunchError, LaunchRequest,
+    Launched, Message, NodeClassCloud, OptionalApi, Override, Resolution, ServiceStatus, Untagged,
 };
+use crate::model::instance_health::Unhealthy;
 use crate::model::offering::Catalog;
 use crate::sync::lock;
 
@@ -33,6 +34,8 @@ pub struct FakeCloud {
     pub messages: Mutex<VecDeque<Vec<Message>>>,
     /// Whether messages have to be confirmed.
     pub untrusted_messages: bool,
+    /// The spot instances that the cloud shows as interrupted; `None` without the right to ask.
+    pub interrupted: Option<BTreeSet<String>>,
     /// Failure of every description of an instance.
     pub describe_failure: Option<CloudError>,
     /// The provider id of an instance whose termination panics.
@@ -122,6 +125,7 @@ impl Cloud for FakeCloud {
     fn capabilities(&self) -> Capabilities<'_> {
         Capabilities {
             node_classes: self.instance_ca.as_ref().map(|_| self as &dyn NodeClassCloud),
+            instance_events: self.untrusted_messages.then_some(self as &dyn InstanceEvents),
             instance_tagging: Some(self),
             service_status: Some(self),
             capacity_reservations: true,
@@ -156,6 +160,17 @@ impl NodeClassCloud for FakeCloud {
     fn release_class<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {
         let result = self.call(format!("release class {}", class.metadata.name.as_deref().unwrap_or_default()));
         async move { result }.boxed()
+    }
+}
+
+impl InstanceEvents for FakeCloud {
+    fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<Unhealthy>, CloudError>> {
+        async { Ok(Vec::new()) }.boxed()
+    }
+
+    fn is_interrupted<'a>(&'a self, instance_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
+        let answer = self.interrupted.as_ref().map(|interrupted| interrupted.contains(instance_id));
+        async move { answer.ok_or_else(|| CloudError::Refused("ec2:DescribeSpotInstanceRequests".into())) }.boxed()
     }
 }
 

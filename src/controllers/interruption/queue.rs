@@ -27,6 +27,8 @@ use crate::sync::lock;
 
 /// First and longest wait after a failed read of the queue; the wait doubles.
 const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
+/// Longest wait for the confirmation of a spot interruption: calls that EC2 throttles are repeated for longer than the notice lasts.
+const CONFIRMATION: Duration = Duration::from_secs(10);
 /// Instances whose messages are handled concurrently.
 const CONCURRENCY: usize = 10;
 
@@ -211,13 +213,34 @@ async fn confirm(
                 return Ok(plausible);
             }
             let most = confirmation::warned_per_minute(message.kind, ctx.cluster.read().claims.len());
-            match lock(warned).admit(1, most, clock::now()) {
+            let admitted = lock(warned).admit(1, most, clock::now());
+            match admitted {
+                0 if message.kind == MessageKind::SpotInterruption && is_interrupted(ctx, message).await => {
+                    Ok(plausible)
+                }
                 0 => {
                     ctx.metrics.messages_refused.with_label_values(&[kind_label(message.kind), "too_many"]).inc();
                     Err(Unhandled::TooMany)
                 }
                 _ => Ok(plausible),
             }
+        }
+    }
+}
+
+/// Whether EC2 shows the interruption that a message warns of. Without the right to ask, nothing is known.
+async fn is_interrupted(ctx: &Context, message: &Message) -> bool {
+    let instance = &message.instance_id;
+    let Some(events) = ctx.cloud.capabilities().instance_events else { return false };
+    match tokio::time::timeout(CONFIRMATION, events.is_interrupted(instance)).await {
+        Ok(Ok(interrupted)) => interrupted,
+        Ok(Err(error)) => {
+            tracing::warn!(instance, %error, "failed to confirm a spot interruption");
+            false
+        }
+        Err(_) => {
+            tracing::warn!(instance, "confirmation of a spot interruption timed out");
+            false
         }
     }
 }

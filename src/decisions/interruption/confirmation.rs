@@ -1,7 +1,7 @@
 //! Whether a message of the interruption queue is acted on: whoever can write to the queue can write any message.
 //!
 //! EC2 confirms that an instance stops or shuts down. It offers no such confirmation of a warning with the rights of Karpenter's
-//! policy, so that warnings only have to be plausible, and few.
+//! policy, so that warnings only have to be plausible, and few. Beyond that number EC2 confirms spot warnings with an optional right.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::model::time::UnixMillis;
 
 /// How long after an event EC2 may still describe the state before it.
 const CONSISTENCY: Duration = Duration::from_mins(1);
-/// Nodes that warnings may drain per minute: this many, or this percentage of all nodes if that is more. An instance that is
+/// Nodes that unconfirmed warnings may drain per minute: this many, or this percentage of all nodes if that is more. An instance that is
 /// interrupted has two minutes; a scheduled change is usually days ahead.
 const INTERRUPTED: (usize, usize) = (20, 25);
 const SCHEDULED: (usize, usize) = (10, 5);

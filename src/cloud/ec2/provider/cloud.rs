@@ -12,7 +12,8 @@ use kube::ResourceExt;
 
 use crate::api::launch_group::LaunchGroup;
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
-use crate::cloud::ec2::aws::errors::Class;
+use crate::cloud::ec2::aws::errors::{ApiError, Class};
+use crate::cloud::ec2::instances::spot_requests::SPOT_REQUESTS;
 use crate::cloud::ec2::instances::{status_checks, tagging};
 use crate::cloud::ec2::launch::templates::store;
 use crate::cloud::ec2::provider::{Ec2Provider, recording};
@@ -172,6 +173,14 @@ impl InstanceEvents for Ec2Provider {
                 }
             }
             Ok(status_checks::unhealthy(&statuses?, crate::clock::now()))
+        }
+        .boxed()
+    }
+
+    fn is_interrupted<'a>(&'a self, instance_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
+        async move {
+            let answer = self.interruptions.ask(instance_id.to_owned()).await;
+            Ok(answer.unwrap_or_else(|| Err(ApiError::not_called(SPOT_REQUESTS)))?)
         }
         .boxed()
     }

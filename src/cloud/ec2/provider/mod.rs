@@ -17,6 +17,7 @@ use crate::cloud::MessageKind;
 use crate::cloud::ec2::aws::client::{Clients, ConnectError};
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::degraded_apis::DegradedApis;
+use crate::cloud::ec2::instances::spot_requests::{Interruptions, interruptions};
 use crate::cloud::ec2::instances::store::InstanceStore;
 use crate::cloud::ec2::instances::tagging::Tagger;
 use crate::cloud::ec2::interruption::messages::EventKind;
@@ -60,6 +61,7 @@ pub struct Ec2Provider {
     pub(crate) offerings: Arc<OfferingStore>,
     pub(crate) node_classes: Arc<NodeClassStore>,
     pub(crate) instances: Arc<InstanceStore>,
+    pub(crate) interruptions: Interruptions,
     pub(crate) launch_context: Arc<LaunchContext>,
     pub(crate) launcher: Launcher,
     pub(crate) dry_run: DryRunValidator,
@@ -130,6 +132,7 @@ impl Ec2Provider {
                 Arc::clone(&degraded_apis),
             ),
             queue: options.interruption_queue.as_ref().map(|name| Queue::new(clients.sqs.clone(), name)),
+            interruptions: interruptions(&clients),
             launch_context,
             instances,
             node_classes,

@@ -280,6 +280,38 @@ async fn forged_warnings_drain_few_nodes_per_minute() {
 }
 
 #[tokio::test]
+async fn a_mass_spot_interruption_that_ec2_confirms_drains_every_node_at_once() {
+    let (genuine, all) = (0..500, 0..600);
+    let ids: std::collections::BTreeSet<String> = genuine.map(|n| format!("i-{n}")).collect();
+    // A quarter of all nodes is 150.
+    for (interrupted, kind, expected) in [
+        (Some(ids.clone()), MessageKind::SpotInterruption, 500..=600),
+        (Some(ids.clone()), MessageKind::ScheduledChange, 30..=30),
+        (Some(std::collections::BTreeSet::new()), MessageKind::SpotInterruption, 150..=150),
+        (None, MessageKind::SpotInterruption, 150..=150),
+    ] {
+        let api = FakeApi::default();
+        for n in all.clone() {
+            api.put(&claim(&format!("c-{n}"), &json!({"status": launched(&format!("i-{n}"), &["Launched"])})));
+        }
+        let case = format!("{kind:?} {:?}", interrupted.as_ref().map(std::collections::BTreeSet::len));
+        let confirmed = interrupted.as_ref().map_or(0, std::collections::BTreeSet::len);
+        let cloud = FakeCloud { untrusted_messages: true, interrupted, ..FakeCloud::default() };
+        let world = World::new(api).with_cloud(cloud);
+        let (ctx, mut reader) = (world.context(), Reader::default());
+        let one = |n| Message { kind, at: clock::now(), ..message(&format!("r-{n}"), &format!("i-{n}")) };
+        reader.process(&ctx, Ok(all.clone().map(one).collect())).await;
+        let state = ctx.cluster.read();
+        let marked = |n: &i32| DisruptionMark::of(&state.claims[&format!("c-{n}")]).is_some();
+        assert!(expected.contains(&all.clone().filter(marked).count()), "{case}");
+        if kind == MessageKind::SpotInterruption {
+            assert!((0..500).take(confirmed).all(|n| marked(&n)), "{case}: every confirmed warning has its effect");
+            assert!((500..600).filter(marked).count() <= 150, "{case}: unconfirmed warnings are bounded");
+        }
+    }
+}
+
+#[tokio::test]
 async fn the_emergency_stop_holds_back_voluntary_disruption_and_no_interruption() {
     for (mark, paused, departs) in [
         ("Underutilized/", "none", true),
