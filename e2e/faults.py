@@ -14,6 +14,7 @@ import dataclasses
 import datetime
 import http.client
 import http.server
+import json
 import random
 import threading
 import time
@@ -321,6 +322,14 @@ def silent(_, __):
     """No response until the client gives up; the call is not forwarded."""
     time.sleep(SILENCE)
     return DROP
+
+
+def without_price_list(call, _):
+    """Denies the price list. moto answers 500 instead, which the SDK repeats for longer than the service waits for it at its start."""
+    if call.action != "GetProducts":
+        return None
+    body = json.dumps({"__type": "AccessDeniedException", "message": "the tests use the embedded price list"})
+    return Reply(400, body.encode(), [("Content-Type", "application/x-amz-json-1.1")])
 
 
 def lost(call, forward):

@@ -206,14 +206,16 @@ class Ec2(Service):
 
 
 @contextlib.contextmanager
-def ec2(plane, pools, classes=None, settings=None):
+def ec2(plane, pools, classes=None, settings=None, broken_price_list=False):
     """Stowage on EC2's wire protocol with these NodePools and node classes, in an empty control plane. `settings` are more variables of
-    its environment."""
+    its environment. `broken_price_list`: moto fails the calls of Pricing."""
     classes = classes or [node_class()]
     with contextlib.ExitStack() as stack:
         moto = stack.enter_context(aws.Moto())
         account = moto.account(CLUSTER)
         proxy = stack.enter_context(faults.Proxy(moto.endpoint))
+        if not broken_price_list:
+            stack.enter_context(proxy.fault(faults.without_price_list))
         kubelets = stack.enter_context(harness.Kubelets(plane, moto.endpoint, cluster=CLUSTER))
         own = {"AWS_ENDPOINT_URL": proxy.endpoint, "CLUSTER_ENDPOINT": plane.state["api"], "INTERRUPTION_QUEUE": CLUSTER}
         environment = {**moto.env(), **own, **(settings or {})}
