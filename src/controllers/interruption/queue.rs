@@ -166,8 +166,9 @@ async fn respond(ctx: &Context, warned: &Mutex<RateCap>, message: &Message) -> R
     let kind = kind_label(message.kind);
     tracing::info!(claim = claim.name_any(), instance = message.instance_id, kind, "received interruption message");
     let action = action(message.kind, message.at);
+    let mut counted = false;
     if ctx.cloud.capabilities().untrusted_messages {
-        match confirm(ctx, warned, &claim, message, action).await? {
+        match confirm(ctx, warned, &claim, message, action, &mut counted).await? {
             Confirmation::Confirmed => {}
             Confirmation::Unknown => return Err(Unhandled::Unconfirmed),
             Confirmation::Refused(refusal) => {
@@ -181,7 +182,16 @@ async fn respond(ctx: &Context, warned: &Mutex<RateCap>, message: &Message) -> R
     match action {
         InterruptionAction::Report => {}
         InterruptionAction::Delete(reason) => delete_claim(ctx, &claim, reason).await?,
-        InterruptionAction::Mark(new) => mark(ctx, &claim, new).await?,
+        InterruptionAction::Mark(new) => {
+            if let Err(error) = mark(ctx, &claim, new).await {
+                let known = ctx.cluster.read().claims.get(&claim.name_any()).cloned();
+                if counted && known.is_none_or(|known| DisruptionMark::of(&known).is_none()) {
+                    // Nothing drains: the redelivered message needs the place that this one took.
+                    lock(warned).take_back(1);
+                }
+                return Err(error.into());
+            }
+        }
     }
     ctx.emit_for_claim_and_node(&claim, event_of(message.kind)).await;
     if let InterruptionAction::Delete(_) = action {
@@ -191,13 +201,14 @@ async fn respond(ctx: &Context, warned: &Mutex<RateCap>, message: &Message) -> R
     Ok(())
 }
 
-/// Confirms a message before it is acted on.
+/// Confirms a message before it is acted on. Sets `counted` when it takes a place in `warned`.
 async fn confirm(
     ctx: &Context,
     warned: &Mutex<RateCap>,
     claim: &NodeClaim,
     message: &Message,
     action: InterruptionAction,
+    counted: &mut bool,
 ) -> Result<Confirmation, Unhandled> {
     match action {
         InterruptionAction::Report => Ok(Confirmation::Confirmed),
@@ -222,7 +233,10 @@ async fn confirm(
                     ctx.metrics.messages_refused.with_label_values(&[kind_label(message.kind), "too_many"]).inc();
                     Err(Unhandled::TooMany)
                 }
-                _ => Ok(plausible),
+                _ => {
+                    *counted = true;
+                    Ok(plausible)
+                }
             }
         }
     }

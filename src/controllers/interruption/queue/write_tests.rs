@@ -11,7 +11,8 @@ use crate::model::time::UnixMillis;
 use crate::sync::lock;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
-use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::kubernetes::{FakeApi, Fault, Recorded};
 use crate::test_support::objects::{claim, instance, launched, node, node_class};
 
 /// The claims `c` and `other` with their nodes x and y.
@@ -277,6 +278,31 @@ async fn forged_warnings_drain_few_nodes_per_minute() {
     assert_eq!(marked(), 10, "redelivered messages do not count again");
     let refused = ctx.metrics.messages_refused.with_label_values(&["scheduled_change", "too_many"]).get();
     assert_eq!(refused, 40);
+}
+
+/// The notice of an interruption is two minutes: none of them may be spent on attempts that drained nothing.
+#[tokio::test]
+async fn warnings_whose_marks_could_not_be_written_do_not_count() {
+    let api = FakeApi::default();
+    for n in 0..10 {
+        api.put(&claim(&format!("c-{n}"), &json!({"status": launched(&format!("i-{n}"), &["Launched"])})));
+    }
+    let world = World::new(api).with_cloud(FakeCloud { untrusted_messages: true, ..FakeCloud::default() });
+    let (ctx, mut reader) = (world.context(), Reader::default());
+    let all = || {
+        let one = |n| {
+            let kind = MessageKind::ScheduledChange;
+            Message { kind, at: clock::now(), ..message(&format!("r-{n}"), &format!("i-{n}")) }
+        };
+        (0..10).map(one).collect::<Vec<_>>()
+    };
+    let marked = || ctx.cluster.read().claims.values().filter(|claim| DisruptionMark::of(claim).is_some()).count();
+    world.api.inject(Fault::Refused(Refusal::gateway_timeout()), usize::MAX, Recorded::is_write);
+    reader.process(&ctx, Ok(all())).await;
+    assert_eq!(marked(), 0, "the API server is overloaded");
+    world.api.reset();
+    reader.process(&ctx, Ok(all())).await;
+    assert_eq!(marked(), 10);
 }
 
 #[tokio::test]
