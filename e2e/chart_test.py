@@ -91,6 +91,9 @@ MODES = {
         "settings.leaderElection.namespace": "kube-system",
         "affinity.podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": {"topologyKey": "topology.kubernetes.io/zone"}}]},
         "prometheusRule": {"enabled": True, "additionalLabels": {"release": "prometheus"}},
+        "dashboard.enabled": True,
+        "controller.metrics.offerings": False,
+        "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "more", "labels": {"team": "infra"}}}],
         "webhook.clientAuth": {"secretName": "api-server-ca", "names": ["kube-apiserver", "other"]},
         "adminRole": "write",
         "networkPolicy": {"enabled": True, "webhookFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "metricsFrom": [{"namespaceSelector": {}}], "egress": [{"ports": [{"port": 443}]}]},
@@ -134,6 +137,34 @@ KARPENTERS = {
         "awsFeatureGates": {"nodeClassCEL": True},
     },
 }
+
+
+def registry():
+    """Labels by name of each series of the service."""
+    rows = re.findall(r"(?m)^\| `(stowage_\w+)` \| (\w+) \| (.*?) \|", (ROOT / "docs" / "reference" / "metrics.md").read_text())
+    found = {}
+    for name, kind, labels in rows:
+        names = set(re.findall(r"(?:^|; )`(\w+)`: ", labels))
+        for part, more in (("_bucket", {"le"}), ("_count", set()), ("_sum", set())) if kind == "histogram" else (("", set()),):
+            found[name + part] = names | more
+    return found
+
+
+def grouped(expression):
+    """Labels that a query groups by."""
+    return {label for labels in re.findall(r"\bby \(([^)]*)\)", expression) for label in re.split(r", *", labels)}
+
+
+def unknown_series(expression):
+    """Metrics and labels of a query that the service does not have. The scrape adds the label `pod`."""
+    known, problems, labels = registry(), [], {"pod"}
+    for name, selector in re.findall(r"\b(stowage_\w+)(\{[^}]*\})?", expression):
+        if name not in known:
+            problems.append(f"{name} does not exist")
+            continue
+        labels |= known[name]
+        problems += [f"{name} has no label {label}" for label in re.findall(r"(\w+) *(?:=~|!=|!~|=)", selector) if label not in known[name]]
+    return problems + [f"no metric has the label {label}" for label in sorted(grouped(expression) - labels) if not problems]
 
 
 @pytest.fixture
@@ -196,15 +227,34 @@ class TestOffline:
         text = helm("template", "stowage", CHART, *settings({"serviceMonitor.enabled": True, "prometheusRule.enabled": True})).stdout
         assert sorted(re.findall(r"(?m)^kind: (ServiceMonitor|PrometheusRule)$", text)) == ["PrometheusRule", "ServiceMonitor"]
 
-    def test_alerts_are_about_metrics_that_exist(self, helm):
+    def test_alerts_are_about_metrics_and_labels_that_exist(self, helm):
         text = helm("template", "stowage", CHART, *settings({"prometheusRule.enabled": True}), "--show-only", "templates/prometheusrule.yaml").stdout
-        known = re.findall(r"(?m)^\| `(stowage_\w+)` \|", (ROOT / "docs" / "reference" / "metrics.md").read_text())
-        histograms = {f"{name}_{part}" for name in known for part in ("bucket", "count", "sum")}
         expressions = re.findall(r"(?m)^ +expr: >-\n((?: {12,}.*\n)+)", text)
         assert len(expressions) == len(re.findall(r"(?m)^ +- alert: ", text)) > 8
-        used = {name for expression in expressions for name in re.findall(r"stowage_\w+", expression)}
-        assert used - {*known, *histograms} == set()
+        assert [problem for expression in expressions for problem in unknown_series(expression)] == []
         assert text.count("severity: ") == text.count("summary: ") == text.count("description: ") == len(expressions)
+
+    def test_the_dashboard_shows_metrics_and_labels_that_exist(self, helm):
+        text = helm("template", "stowage", CHART, *settings({"dashboard": {"enabled": True, "additionalLabels": {"folder": "nodes"}}}), "--show-only", "templates/dashboard.yaml").stdout
+        for label in ('grafana_dashboard: "1"', "folder: nodes"):
+            assert f"\n    {label}\n" in text
+        dashboard = json.loads(text.split("stowage.json: |\n")[1])
+        assert dashboard == json.loads((CHART / "files" / "dashboard.json").read_text())
+        panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+        assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"]) and len(panels) > 20
+        for target in (target for panel in panels for target in panel["targets"]):
+            shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            assert unknown_series(target["expr"]) == [] and shown <= grouped(target["expr"]), target
+
+    def test_unknown_metrics_and_labels_are_reported(self):
+        assert unknown_series('sum by (pod, loop) (stowage_loop_turn_seconds{kind="a"})') == ["stowage_loop_turn_seconds has no label kind"]
+        assert unknown_series("sum by (le, kind) (rate(stowage_plan_seconds_bucket[5m]))") == ["no metric has the label kind"]
+        assert unknown_series("stowage_gone") == ["stowage_gone does not exist"]
+
+    def test_additional_objects_are_maps_or_text_with_templates(self, helm):
+        objects = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-a"}}, "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {{ .Release.Name }}-b"]
+        text = helm("template", "stowage", CHART, *settings({"extraObjects": objects}), "--show-only", "templates/extra-objects.yaml").stdout
+        assert re.findall(r"(?m)^  name: '?(.*?)'?$", text) == ["stowage-a", "stowage-b"] and text.count("\n---\n") + text.startswith("---\n") == 2
 
     def test_host_networking_keeps_the_dns_of_the_cluster(self, helm, subtests):
         for values, wanted in (({}, "ClusterFirst"), ({"hostNetwork": True}, "ClusterFirstWithHostNet"), ({"hostNetwork": True, "dnsPolicy": "Default"}, "Default")):
@@ -257,7 +307,8 @@ class TestOffline:
             ({"podDisruptionBudget.unhealthyPodEvictionPolicy": "Never"}, ["/podDisruptionBudget/unhealthyPodEvictionPolicy", "AlwaysAllow"]),
             ({"replica": 3}, ["replica", "not allowed"]),
             ({"replicas": -1}, ["/replicas", "0"]),
-            ({"logLevel": "warn"}, ["/logLevel", "debug", "info", "error"]),
+            ({"logLevel": "verbose"}, ["/logLevel", "debug", "info", "warn", "error"]),
+            ({"extraObjects": {"kind": "NodePool"}}, ["/extraObjects", "array"]),
             ({"tls.mode": "none"}, ["/tls/mode", "cert-manager", "secret", "generated"]),
             ({"tls.certManager.issuerRef": {"kind": "Issuer"}}, ["/tls/certManager/issuerRef", "name"]),
             ({"webhook.timeoutSeconds": 31}, ["/webhook/timeoutSeconds", "30"]),

@@ -78,7 +78,7 @@ pub(crate) async fn mutate(State(state): State<Arc<AppState>>, body: Body) -> Re
         match review {
             Ok(review) => {
                 for rule in &review.rules {
-                    state.metrics.webhook_rules.with_label_values(&[*rule, "enforce"]).inc();
+                    state.metrics.webhook_rules.with_label_values(&[*rule]).inc();
                 }
                 let mut response = axum::Json(review.response).into_response();
                 response.extensions_mut().insert(WebhookResult(review.result.as_str()));

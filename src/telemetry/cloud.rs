@@ -91,6 +91,14 @@ impl CloudMetrics {
         all.into_iter().try_for_each(|collector| registry.register(collector))
     }
 
+    /// Removes every series of instance types and offerings.
+    pub fn reset_offerings(&self) {
+        self.type_cpus.reset();
+        self.type_memory.reset();
+        self.offering_available.reset();
+        self.offering_price.reset();
+    }
+
     /// Awaits a cloud provider call and records its duration and failure. `method` is Karpenter's name of the method, `kind`
     /// maps an error to Karpenter's name of it.
     ///

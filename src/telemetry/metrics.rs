@@ -125,13 +125,13 @@ mod tests {
         let metrics = Metrics::new();
         metrics.extender_requests.with_label_values(&["filter", "200"]).inc();
         metrics.extender_seconds.with_label_values(&["filter"]).observe(0.000_3);
-        metrics.webhook_rules.with_label_values(&["n1", "enforce"]).inc();
+        metrics.webhook_rules.with_label_values(&["n1"]).inc();
         metrics.cert_expiry.with_label_values(&["serving"]).set(86_400.0);
         let text = metrics.text().unwrap();
         for line in [
             "stowage_extender_requests_total{code=\"200\",verb=\"filter\"} 1",
             "stowage_extender_seconds_bucket{verb=\"filter\",le=\"0.0005\"} 1",
-            "stowage_webhook_rule_total{mode=\"enforce\",rule=\"n1\"} 1",
+            "stowage_webhook_rule_total{rule=\"n1\"} 1",
             "stowage_cert_expiry_seconds{certificate=\"serving\"} 86400",
             "stowage_ready 0",
         ] {

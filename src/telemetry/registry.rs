@@ -299,7 +299,7 @@ metrics! {
         "Admission reviews, by result.";
     WEBHOOK_SECONDS = "webhook_seconds", Kind::Histogram(VERDICT_SECONDS), Serving, [],
         "Seconds from reading the whole body of an admission review to its answer.";
-    WEBHOOK_RULES = "webhook_rule_total", Kind::Counter, Serving, ["rule": "id of the admission rule", "mode": "`enforce`"],
+    WEBHOOK_RULES = "webhook_rule_total", Kind::Counter, Serving, ["rule": "id of the admission rule"],
         "Pods that an admission rule changed.";
     CERT_EXPIRY = "cert_expiry_seconds", Kind::Gauge, Serving, ["certificate": "`serving` (with its intermediates), `client_ca`, `webhook_client_ca`"],
         "Seconds until the first of these certificates expires; negative afterwards.";

@@ -36,9 +36,11 @@ pub enum LogFormat {
 pub enum LogLevel {
     /// Details for troubleshooting
     Debug,
-    /// Every action
+    /// Every action on nodes
     Info,
-    /// Failures only
+    /// What an operator should know: refused or repeated calls, degraded functions
+    Warn,
+    /// Defects, and failures that stop a function
     Error,
 }
 
@@ -115,6 +117,9 @@ pub struct ControllerArgs {
     #[arg(long, env = "LEADER_ELECTION_NAMESPACE", default_value = "")]
     pub leader_election_namespace: String,
 
+    /// EC2: publish the series of each instance type and offering, tens of thousands in large regions.
+    #[arg(long, env = "STOWAGE_OFFERING_METRICS", default_value_t = true, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
+    pub offering_metrics: bool,
     /// Lowest severity that is logged.
     #[arg(long, env = "LOG_LEVEL", value_enum, default_value = "info")]
     pub log_level: LogLevel,

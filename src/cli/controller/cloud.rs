@@ -20,7 +20,8 @@ pub(crate) fn cloud(args: &ControllerArgs) -> anyhow::Result<Prepared> {
     match args.cloud {
         CloudKind::Ec2 => {
             let strict_min_values = args.plan.min_values_policy == MinValues::Strict;
-            let options = ec2::Options { strict_min_values, ..args.aws.options(&args.cluster_name)? };
+            let offering_metrics = args.offering_metrics;
+            let options = ec2::Options { strict_min_values, offering_metrics, ..args.aws.options(&args.cluster_name)? };
             Ok(Prepared::Ec2(Box::new(options)))
         }
         CloudKind::Simulated => Ok(Prepared::Simulated(simulated(args)?)),

@@ -25,6 +25,7 @@ pub fn run(args: &ControllerArgs) -> anyhow::Result<()> {
     let filter = match args.log_level {
         LogLevel::Debug => "stowage=debug,info",
         LogLevel::Info => "stowage=info,warn",
+        LogLevel::Warn => "warn",
         LogLevel::Error => "error",
     };
     let logs = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(filter)).with_writer(std::io::stderr);

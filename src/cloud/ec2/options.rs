@@ -40,6 +40,8 @@ pub struct Options {
     pub zonal_shift: bool,
     /// Whether kubelet configurations may contain CEL expressions (the feature gate NodeClassCEL).
     pub node_class_cel: bool,
+    /// Whether `/metrics` has series of each instance type and offering.
+    pub offering_metrics: bool,
 }
 
 impl Options {
@@ -62,6 +64,7 @@ impl Options {
             spot_score_threshold: 7,
             zonal_shift: false,
             node_class_cel: false,
+            offering_metrics: true,
         }
     }
 

@@ -94,7 +94,7 @@ async fn reconcile(ctx: &Context, nominations: &mut Nominations, planned_taints:
         let result = end.metric_label();
         ctx.metrics.holds_ended.with_label_values(&[result]).inc();
         if end != HoldEnd::Planned {
-            tracing::info!(claim, pod, result, "hold ended");
+            tracing::debug!(claim, pod, result, "hold ended");
         }
     }
     for claim in actions.renew {

@@ -63,7 +63,7 @@ async fn admit(ctx: &Context, admission: Admission) -> (Admission, bool) {
         Ok(changed) => ctx.cluster.update(|state| state.apply_pod(&changed, clock::now())),
         Err(error) if is_not_found(&error) || is_conflict(&error) => {}
         Err(kube::Error::Api(status)) if (400..500).contains(&status.code) && status.code != 429 => {
-            tracing::info!(pod = pod.name, error = %status, "toleration patch rejected");
+            tracing::debug!(pod = pod.name, error = %status, "toleration patch rejected");
             return (admission, false);
         }
         Err(error) => tracing::warn!(pod = pod.name, %error, "failed to add toleration to pod, retrying"),

@@ -155,7 +155,7 @@ async fn dns_ip(client: &Client) -> Result<Option<String>, kube::Error> {
 async fn service_cidr_of_api_server(client: &Client) -> Result<Option<String>, kube::Error> {
     let cidrs: Api<ServiceCIDR> = Api::all(client.clone());
     let found = cidrs.get("kubernetes").await.inspect_err(|error| {
-        tracing::info!(%error, "could not read the service CIDR, which AL2023 nodes need; set STOWAGE_SERVICE_CIDR unless it is already known");
+        tracing::warn!(%error, "could not read the service CIDR, which AL2023 nodes need; set STOWAGE_SERVICE_CIDR unless it is already known");
     })?;
     Ok(found.spec.and_then(|spec| spec.cidrs?.into_iter().next()))
 }

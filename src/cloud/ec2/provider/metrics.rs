@@ -1,6 +1,7 @@
 //! EC2 metrics that are collected at scrape time: the region's offerings, and totals that other modules count.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 
 use prometheus::Registry;
 
@@ -10,6 +11,7 @@ use crate::cloud::ec2::offerings::catalog_cache::ReservedOfferings;
 use crate::cloud::ec2::offerings::region_snapshot::RegionSnapshot;
 use crate::cloud::ec2::provider::Ec2Provider;
 use crate::model::offering::CapacityType;
+use crate::sync::lock;
 use crate::telemetry::cloud::{CloudMetrics, raise_to};
 
 /// The capacity types of the region's own offerings; reservations belong to node classes.
@@ -21,16 +23,46 @@ const REGION_CAPACITY_TYPES: [CapacityType; 2] = [CapacityType::OnDemand, Capaci
 /// A name is already registered.
 pub fn publish(ec2: &Arc<Ec2Provider>, registry: &Registry) -> Result<(), prometheus::Error> {
     let source = Arc::clone(ec2);
-    ec2.clients.metrics.register(registry, move |metrics| refresh(metrics, &source))
+    let published = Mutex::new(Published::default());
+    ec2.clients.metrics.register(registry, move |metrics| refresh(metrics, &source, &mut lock(&published)))
 }
 
-fn refresh(metrics: &CloudMetrics, ec2: &Ec2Provider) {
-    let now = clock::now();
-    let unavailable = ec2.offerings.unavailable();
-    let region = ec2.offerings.snapshot();
-    set_region_offerings(metrics, &region, &|offering| unavailable.is_unavailable(offering, None, now));
-    if let Some(reserved) = ec2.offerings.reserved() {
-        set_reserved_offerings(metrics, &region, &reserved);
+/// What the series of the last scrape were set from.
+#[derive(Debug, Default)]
+struct Published {
+    region: Option<Arc<RegionSnapshot>>,
+    /// Instance type and zone of the reserved offerings with a price.
+    reserved: BTreeSet<(String, String)>,
+}
+
+impl Published {
+    /// Removes the series of offerings that are in the last scrape and no longer in `region` and `reserved`.
+    fn replace(&mut self, metrics: &CloudMetrics, region: &Arc<RegionSnapshot>, reserved: Option<&ReservedOfferings>) {
+        if !self.region.as_ref().is_some_and(|last| Arc::ptr_eq(last, region)) {
+            metrics.reset_offerings();
+            self.region = Some(Arc::clone(region));
+            self.reserved.clear();
+        }
+        let priced: BTreeSet<_> = reserved.into_iter().flat_map(|reserved| reserved.keys().cloned()).collect();
+        for (instance_type, zone) in self.reserved.difference(&priced) {
+            // Without the series there is nothing to remove.
+            let _ = metrics.offering_price.remove_label_values(&[instance_type, CapacityType::Reserved.as_str(), zone]);
+        }
+        self.reserved = priced;
+    }
+}
+
+fn refresh(metrics: &CloudMetrics, ec2: &Ec2Provider, published: &mut Published) {
+    if ec2.options.offering_metrics {
+        let now = clock::now();
+        let unavailable = ec2.offerings.unavailable();
+        let region = ec2.offerings.snapshot();
+        let reserved = ec2.offerings.reserved();
+        published.replace(metrics, &region, reserved.as_ref());
+        set_region_offerings(metrics, &region, &|offering| unavailable.is_unavailable(offering, None, now));
+        if let Some(reserved) = &reserved {
+            set_reserved_offerings(metrics, &region, reserved);
+        }
     }
     for (action, total) in ec2.clients.attempts() {
         raise_to(&metrics.requests.with_label_values(&[action]), total);
@@ -43,7 +75,7 @@ fn refresh(metrics: &CloudMetrics, ec2: &Ec2Provider) {
     }
 }
 
-/// Sets the gauges of the region's offerings. An offering that disappears keeps its last values.
+/// Sets the gauges of the region's offerings.
 fn set_region_offerings(metrics: &CloudMetrics, region: &RegionSnapshot, unavailable: &dyn Fn(&Override) -> bool) {
     for entry in region.types.values() {
         metrics.type_cpus.with_label_values(&[&entry.name]).set(entry.vcpu);
@@ -78,6 +110,9 @@ fn set_reserved_offerings(metrics: &CloudMetrics, region: &RegionSnapshot, reser
 
 #[cfg(test)]
 mod tests {
+    use prometheus::core::Collector;
+    use prometheus::proto::Metric;
+
     use super::*;
     use crate::cloud::catalog::embedded;
     use crate::model::units::MicroUsd;
@@ -102,6 +137,42 @@ mod tests {
         assert_eq!(metrics.type_memory.with_label_values(&["m5.large"]).get(), 8 << 30);
         set_region_offerings(&metrics, &region, &|_| false);
         assert_eq!(available(&["m5.large", "spot", "us-east-1a"]), 1, "available again");
+    }
+
+    #[test]
+    fn offerings_and_reservations_that_disappear_have_no_series() {
+        let metrics = CloudMetrics::new();
+        let all = Arc::new(RegionSnapshot::embedded("us-east-1", embedded()));
+        let mut fewer = RegionSnapshot::embedded("us-east-1", embedded());
+        let kept = fewer.types.iter().filter(|(name, _)| *name != "m5.large");
+        fewer.types = Arc::new(kept.map(|(name, entry)| (name.clone(), entry.clone())).collect());
+        let reserved: ReservedOfferings =
+            [(("m5.xlarge".to_owned(), "us-east-1a".to_owned()), (true, MicroUsd(7)))].into();
+        let mut published = Published::default();
+        let mut series = |region: &Arc<RegionSnapshot>, reserved: &ReservedOfferings| {
+            published.replace(&metrics, region, Some(reserved));
+            set_region_offerings(&metrics, region, &|_| false);
+            set_reserved_offerings(&metrics, region, reserved);
+            let gathered: Vec<_> = [metrics.type_cpus.collect(), metrics.type_memory.collect()]
+                .into_iter()
+                .chain([metrics.offering_available.collect(), metrics.offering_price.collect()])
+                .flatten()
+                .flat_map(|family| family.get_metric().to_vec())
+                .collect();
+            let of = |value: &str| {
+                let has = |metric: &&Metric| metric.get_label().iter().any(|label| label.value() == value);
+                gathered.iter().filter(has).count()
+            };
+            let reserved_price = gathered.iter().filter(|metric| {
+                let text = format!("{metric:?}");
+                text.contains("m5.xlarge") && text.contains("reserved") && text.contains("us-east-1a")
+            });
+            (of("m5.large") > 0, reserved_price.count())
+        };
+        // Availability and price of the reservation; without it, only that it is not available.
+        assert_eq!(series(&all, &reserved), (true, 2));
+        assert_eq!(series(&all, &ReservedOfferings::default()), (true, 1));
+        assert_eq!(series(&Arc::new(fewer), &reserved), (false, 2));
     }
 
     #[test]
