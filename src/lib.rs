@@ -49,7 +49,7 @@ pub mod parts {
     pub use crate::model::{annotations, labels};
     pub use crate::planner::input::settings::Settings;
     pub use crate::planner::plan;
-    pub use crate::server::{AppState, BoundAddrs, Bounds, Limits, Server, ServerConfig, ServerError};
+    pub use crate::server::{AppState, BoundAddrs, Bounds, Limits, Server, ServerConfig, ServerError, Shutdown};
     pub use crate::state::ClusterState;
     pub use crate::state::instance_types::ReadyPool;
     pub use crate::state::snapshot::SnapshotRequest;

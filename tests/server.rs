@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::json;
 use stowage::parts::Metrics;
 use stowage::parts::UnixMillis;
-use stowage::parts::{AppState, Server, ServerError, now};
+use stowage::parts::{AppState, Server, ServerError, Shutdown, now};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -486,6 +486,7 @@ async fn open_requests_are_answered_before_it_stops() {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let running = tokio::spawn(server.run_until(async {
         let _ = stopped.await;
+        Shutdown::Stop
     }));
     stop.send(()).unwrap();
     while state.readiness.missing(UnixMillis(0)).last() != Some(&"shutting down") {
@@ -499,6 +500,16 @@ async fn open_requests_are_answered_before_it_stops() {
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"allowed\":true"), "{answer}");
     running.await.unwrap().unwrap();
     assert!(handshake(addrs.https, &ca, None, HTTP1).await.is_err());
+}
+
+#[tokio::test]
+async fn a_request_that_never_ends_delays_no_restart() {
+    let setup = Setup::start(|config| config.drain_timeout = Duration::from_mins(1)).await;
+    let _open = half_a_request(&setup, &review()).await;
+    while setup.metric("stowage_requests_in_flight").await.as_deref() != Some("1") {}
+    let begin = std::time::Instant::now();
+    setup.server.run_until(async { Shutdown::Restart }).await.unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
 }
 
 #[tokio::test]

@@ -99,6 +99,19 @@ struct Listener {
     task: JoinHandle<io::Result<()>>,
 }
 
+/// Time limit for open requests before a restart. Until it, nobody serves on the ports of this replica, and a peer that vanished holds its
+/// connections open for the whole time.
+const RESTART_DRAIN: Duration = Duration::from_secs(1);
+
+/// Why the server stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shutdown {
+    /// The replica is deleted: open requests may take their time.
+    Stop,
+    /// The process starts over: the sooner, the better.
+    Restart,
+}
+
 impl Server {
     /// Loads the certificates, binds every address and serves. Returns as soon as connections are accepted.
     ///
@@ -149,7 +162,7 @@ impl Server {
     ///
     /// # Errors
     /// A listener failed.
-    pub async fn run_until(mut self, shutdown: impl Future<Output = ()>) -> Result<(), ServerError> {
+    pub async fn run_until(mut self, shutdown: impl Future<Output = Shutdown>) -> Result<(), ServerError> {
         let ended = {
             let tasks = self.listeners.iter_mut().map(|listener| {
                 let what = listener.what;
@@ -158,7 +171,12 @@ impl Server {
             });
             tokio::select! {
                 ((what, result), _, _) = futures::future::select_all(tasks) => Some((what, result)),
-                () = shutdown => None,
+                kind = shutdown => {
+                    if kind == Shutdown::Restart {
+                        self.drain_timeout = self.drain_timeout.min(RESTART_DRAIN);
+                    }
+                    None
+                }
             }
         };
         if let Some((what, result)) = ended {

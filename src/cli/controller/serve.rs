@@ -18,7 +18,7 @@ use crate::controllers::leader::Candidate;
 use crate::controllers::supervise::supervised;
 use crate::controllers::vitals;
 use crate::decisions::placement::mode::PlacementMode;
-use crate::server::{AppState, Server, ServerConfig};
+use crate::server::{AppState, Server, ServerConfig, Shutdown};
 use crate::state::watch;
 use crate::state::watch::Watches;
 use crate::state::{Cluster, ClusterState};
@@ -105,8 +105,11 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     server
         .run_until(async {
             tokio::select! {
-                result = &mut lead => led = result.context("the reconcilers failed").and_then(|result| result),
-                _ = end.wait_for(|stop| *stop) => {}
+                result = &mut lead => {
+                    led = result.context("the reconcilers failed").and_then(|result| result);
+                    if led.is_ok() { Shutdown::Stop } else { Shutdown::Restart }
+                }
+                _ = end.wait_for(|stop| *stop) => Shutdown::Stop,
             }
         })
         .await?;

@@ -101,12 +101,7 @@ async fn plan_passing(
     trials_left: &mut usize,
 ) -> Option<Planned> {
     if let Some(plan) = isolation::plan(planner, snapshot).await {
-        let state = ctx.cluster.read();
-        let exists = |source: &Source| match source {
-            Source::NodePool(name) => state.pools.contains_key(&**name),
-            Source::Node(name) => state.nodes.contains_key(&**name) || state.claims.contains_key(&**name),
-        };
-        lock(&ctx.supply_quarantine).plan_passed(snapshot.taken_at, exists);
+        lock(&ctx.supply_quarantine).plan_passed(snapshot.taken_at);
         return Some(Planned { snapshot: Arc::clone(snapshot), plan });
     }
     ctx.metrics.plans_failed.inc();

@@ -121,6 +121,10 @@ pub fn quarantine_sources(ctx: &Arc<Context>, sources: impl Iterator<Item = Sour
     {
         let state = ctx.cluster.read();
         let mut quarantine = lock(&ctx.supply_quarantine);
+        quarantine.retain(|source| match source {
+            Source::NodePool(name) => state.pools.contains_key(&**name),
+            Source::Node(name) => state.nodes.contains_key(&**name) || state.claims.contains_key(&**name),
+        });
         for source in sources {
             let pool = state.pools.get(source.name()).filter(|_| matches!(source, Source::NodePool(_)));
             let generation = pool.and_then(|pool| pool.metadata.generation);

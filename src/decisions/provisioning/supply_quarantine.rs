@@ -80,9 +80,14 @@ impl SupplyQuarantine {
         self.entries.get(source).is_some_and(|entry| now < entry.until)
     }
 
-    /// Forgets the sources that a plan passed with: those that were not left out of a plan at `now`, and those that no longer exist.
-    pub fn plan_passed(&mut self, now: UnixMillis, exists: impl Fn(&Source) -> bool) {
-        self.entries.retain(|source, entry| now < entry.until && exists(source));
+    /// Forgets the sources that a plan passed with: those that were not left out of a plan at `now`.
+    pub fn plan_passed(&mut self, now: UnixMillis) {
+        self.entries.retain(|_, entry| now < entry.until);
+    }
+
+    /// Forgets the sources that no longer exist.
+    pub fn retain(&mut self, exists: impl Fn(&Source) -> bool) {
+        self.entries.retain(|source, _| exists(source));
     }
 
     /// Removes from a snapshot what is left out at `now`. `generation` is that of the NodePool of a name.
@@ -129,15 +134,15 @@ mod tests {
         for seconds in [30, 60, 120, 240, 300, 300] {
             let wait = quarantine.add(node.clone(), None, false, now);
             assert_eq!(wait, Duration::from_secs(seconds));
-            quarantine.plan_passed(now, |_| true);
+            quarantine.plan_passed(now);
             assert!(quarantine.is_left_out(&node, now + wait - Duration::from_millis(1)), "a plan without it passed");
             now += wait;
             assert!(!quarantine.is_left_out(&node, now) && quarantine.has_failed(&node));
         }
-        quarantine.plan_passed(now, |_| true);
+        quarantine.plan_passed(now);
         assert!(!quarantine.has_failed(&node));
         quarantine.add(node.clone(), None, false, now);
-        quarantine.plan_passed(now, |_| false);
+        quarantine.retain(|_| false);
         assert!(!quarantine.has_failed(&node), "it no longer exists");
     }
 
