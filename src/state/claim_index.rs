@@ -87,6 +87,11 @@ impl ClaimIndex {
         self.by_provider_id.get(id)?.last().map(String::as_str)
     }
 
+    /// Every claim with a provider ID.
+    pub fn all_of_provider_id(&self, id: &str) -> impl Iterator<Item = &String> {
+        self.by_provider_id.get(id).into_iter().flatten()
+    }
+
     /// Names of the claims of a pool, leaving ones included.
     pub fn of_pool(&self, pool: &str) -> impl Iterator<Item = &String> {
         self.names_by_pool.get(pool).into_iter().flatten()

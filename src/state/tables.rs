@@ -162,7 +162,9 @@ impl ClusterState {
         let resized = old.is_some_and(|old| !same_class(old, &record));
         self.observed_at = now;
         let end = |pod: &PodRecord| (pod.terminal, pod.deleted_at.is_some());
-        if moved || resized || old.is_none_or(|old| end(old) != end(&record)) {
+        let owner = |pod: &PodRecord| pod.entry.as_ref().ok().and_then(|entry| entry.owner.clone());
+        let adopted = old.is_some_and(|old| owner(old) != owner(&record));
+        if moved || resized || adopted || old.is_none_or(|old| end(old) != end(&record)) {
             let affects = |pod: &PodRecord| self.affects_holds(&key, pod);
             self.hold_revision += u64::from(affects(&record) || self.pods.get(&key).is_some_and(affects));
         }
@@ -223,9 +225,10 @@ impl ClusterState {
         }
     }
 
-    /// Relinks the NodeClaim of this provider id.
+    /// Relinks the NodeClaims of this provider id: more than one only by mistake.
     fn relink_by_id(&mut self, id: Option<&str>) {
-        if let Some(claim) = id.and_then(|id| self.claim_index.of_provider_id(id)).map(str::to_owned) {
+        let claims = id.map(|id| self.claim_index.all_of_provider_id(id).cloned().collect::<Vec<_>>());
+        for claim in claims.unwrap_or_default() {
             self.relink(&claim);
         }
     }
@@ -274,7 +277,11 @@ impl ClusterState {
         self.revision += 1;
         let name = node.name_any();
         if self.deleted.is_gone(&node.metadata) {
-            self.delete_node(&name);
+            if self.nodes.get(&name).is_some_and(|known| known.metadata.uid == node.metadata.uid) {
+                self.delete_node(&name);
+            } else {
+                self.deleted.record(node.metadata.uid);
+            }
             return;
         }
         if self.nodes.get(&name).is_some_and(|known| newer(&known.metadata, &node.metadata)) {
@@ -297,7 +304,8 @@ impl ClusterState {
                     self.duplicate_nodes.entry(id.clone()).or_default().insert(name);
                     self.choose_node(id);
                 }
-                Some(_) => {}
+                // It may be another Node under the same name.
+                Some(_) => self.choose_node(id),
                 None => drop(self.node_by_provider_id.insert(id.clone(), name)),
             }
         }
@@ -363,7 +371,10 @@ impl ClusterState {
         self.revision += 1;
         let name = claim.name_any();
         if self.deleted.is_gone(&claim.metadata) {
-            self.delete_claim(&name);
+            if self.claims.get(&name).is_none_or(|known| known.metadata.uid == claim.metadata.uid) {
+                self.delete_claim(&name);
+            }
+            self.deleted.record(claim.metadata.uid);
             return;
         }
         if self.claims.get(&name).is_some_and(|known| newer(&known.metadata, &claim.metadata)) {
@@ -390,6 +401,7 @@ impl ClusterState {
             self.choose_node(id);
         }
         self.relink(&name);
+        self.relink_by_id(claim.provider_id());
     }
 
     /// Removes a NodeClaim from every table.
@@ -404,6 +416,11 @@ impl ClusterState {
             self.node_changes.record(&node);
         }
         self.claim_index.remove(name, &claim);
+        if let Some(id) = claim.provider_id() {
+            // Another claim may have the same provider id, and another Node registered.
+            self.choose_node(id);
+            self.relink_by_id(Some(id));
+        }
         Some(claim)
     }
 

@@ -6,6 +6,7 @@ mod cluster_state;
 pub mod failures;
 pub mod fake_aws;
 mod fuzz;
+pub(crate) mod history;
 pub mod kubernetes;
 pub mod objects;
 pub(crate) mod plan_stages;

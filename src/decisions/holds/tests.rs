@@ -1,4 +1,6 @@
 use super::*;
+use crate::decisions::placement::view::ViewCache;
+use crate::test_support::history::{self, History};
 use crate::test_support::objects;
 
 const LATER: &str = "2030-01-01T00:00:00Z";
@@ -160,4 +162,23 @@ fn a_pod_in_two_plans_has_the_hold_that_is_left() {
         .unwrap(),
     );
     assert_eq!(resolve(&state, UnixMillis(0)).by_pod["n/a"], "d", "there is no room on the node of c");
+}
+
+proptest::proptest! {
+    #![proptest_config(history::config())]
+
+    #[test]
+    fn holds_and_the_view_that_follow_changes_equal_new_ones(events in history::history()) {
+        let mut history = History::default();
+        let (mut holds, mut view) = (HoldsCache::default(), ViewCache::default());
+        for event in events {
+            history.apply(event);
+            let (state, now) = (&history.state, history.now);
+            let live = holds.resolve(state, now);
+            let fresh = history.fresh();
+            assert_eq!(*live, resolve(&fresh, now), "after {event:?}");
+            let expected = ViewCache::default().input(&fresh, &live, now);
+            assert_eq!(view.input(state, &live, now), expected, "after {event:?}");
+        }
+    }
 }

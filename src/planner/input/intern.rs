@@ -204,7 +204,7 @@ impl Interner {
         if let Some(shared) = self.classes.get(&class) {
             return Ok(shared);
         }
-        let bytes = size_of::<PodClass>() + bytes_of_constraints(spec, labels);
+        let bytes = size_of::<PodClass>() + bytes_of_constraints(spec, labels) + bytes_of_requests(&class);
         Ok(self.classes.insert(class, bytes))
     }
 }
@@ -212,6 +212,12 @@ impl Interner {
 /// About the memory of a label set.
 fn bytes_of_labels(labels: &Labels) -> usize {
     labels.iter().map(|(key, value)| 2 * size_of::<String>() + key.len() + value.len()).sum()
+}
+
+/// About the memory of the extended resources and host ports of a class: a pod may have thousands of each.
+fn bytes_of_requests(class: &PodClass) -> usize {
+    let resources: usize = class.requests.extended.keys().map(|name| name.len() + 3 * size_of::<Arc<str>>()).sum();
+    resources + std::mem::size_of_val(&*class.host_ports)
 }
 
 /// About the memory of the constraints of a pod: their parsed form is as long as their JSON, twice at most.
@@ -310,6 +316,23 @@ mod tests {
         assert!(!class.accepts_node(&labels("amd64", "1"), "m"));
         assert!(class.accepts_node(&labels("arm64", "2"), "n"));
         assert!(!class.accepts_node(&labels("arm64", "2"), "m"), "an empty term matches no node");
+    }
+
+    #[test]
+    fn pods_with_many_ports_or_resources_are_swept_early() {
+        let ports: Vec<Value> = (1..5_000).map(|port| json!({"containerPort": port, "hostPort": port})).collect();
+        let requests: serde_json::Map<_, _> =
+            (0..5_000).map(|at| (format!("example.com/r-{at}"), json!("1"))).collect();
+        for container in
+            [json!({"name": "c", "ports": ports}), json!({"name": "c", "resources": {"requests": requests}})]
+        {
+            let mut interner = Interner::default();
+            for priority in 0..60 {
+                let spec = json!({"priority": priority, "containers": [container]});
+                drop(interner.intern(&pod("a", &json!({}), &spec)).unwrap());
+            }
+            assert!(interner.classes.size() < 50, "{} classes", interner.classes.size());
+        }
     }
 
     #[test]

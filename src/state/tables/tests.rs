@@ -1,4 +1,5 @@
 use super::*;
+use crate::test_support::history::{self, History};
 use crate::test_support::objects;
 
 fn pod(json: serde_json::Value) -> Pod {
@@ -217,4 +218,86 @@ fn memory_stays_flat_over_a_million_pods() {
     // The first twentieth fills the tables.
     let (first, last) = (seen[1], seen[seen.len() - 1]);
     assert!(last <= first + first / 4 + 16, "{first} MiB after 100,000 pods, {last} MiB at the end");
+}
+
+/// The indexes as text, in an order of their own.
+fn indexes(state: &ClusterState, now: UnixMillis) -> String {
+    let name = |node: Option<&Arc<Node>>| node.map(|node| node.name_any());
+    let mut out = Vec::new();
+    for claim in state.claims.values() {
+        out.push(format!(
+            "{} on {:?} besides {:?}",
+            claim.name_any(),
+            name(state.node_of(claim)),
+            state.duplicate_nodes(claim)
+        ));
+    }
+    for node in state.nodes.values() {
+        out.push(format!("{} of {:?}", node.name_any(), state.claim_of(node).map(|claim| claim.name_any())));
+    }
+    for key in ["n/p0", "n/p1", "n/p2", "n/p3", "m/p0", "m/p1"] {
+        for owner in [None, Some("owner-1"), Some("owner-2")] {
+            out.push(format!("{key} {owner:?} {}", state.plan_index.is_live(key, owner, now)));
+        }
+    }
+    for pool in ["pool-1", "pool-2"] {
+        let claims: Vec<_> = state.claim_index.of_pool(pool).collect();
+        out.push(format!("{pool} {:?} {claims:?}", state.claim_index.usage(pool)));
+    }
+    for owner in ["owner-1", "owner-2"] {
+        out.push(format!("{owner} {:?}", state.pods_of(owner).map(PodRecord::key).collect::<Vec<_>>()));
+    }
+    let on: BTreeMap<_, _> = state.pods_by_node.iter().collect();
+    let held: Vec<_> = state.held_after(now).collect();
+    let owners = state.pods_by_owner.len();
+    out.push(format!("{on:?} {:?} {held:?} {owners} {:?} {:?}", state.unbound, state.in_flight, state.tainted_nodes));
+    out.push(format!("{:?} {:?} {:?}", state.claim_index.leaving, state.planned, state.duplicate_nodes));
+    out.join("\n")
+}
+
+proptest::proptest! {
+    #![proptest_config(history::config())]
+
+    #[test]
+    fn the_indexes_equal_those_of_a_state_that_got_the_final_objects_only(events in history::history()) {
+        let mut history = History::default();
+        for event in events {
+            history.apply(event);
+            let (state, now) = (&history.state, history.now);
+            assert_eq!(indexes(state, now), indexes(&history.fresh(), now), "after {event:?}");
+            let names = |found: &dyn Fn(&NodeClaim) -> bool| -> BTreeSet<String> {
+                state.claims.iter().filter(|(_, claim)| found(claim)).map(|(name, _)| name.clone()).collect()
+            };
+            assert_eq!(state.in_flight, names(&|claim| state.node_of(claim).is_none()));
+            assert_eq!(state.claim_index.leaving, names(&|claim| claim.is_leaving()));
+            for pod in state.pods.keys() {
+                let naming = names(&|claim| PlanRecord::of(claim).pods.contains(pod));
+                assert_eq!(state.plan_index.claims_of(pod).cloned().collect::<BTreeSet<_>>(), naming);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_late_response_about_a_deleted_object_leaves_its_successor_alone() {
+    let meta = |uid: &str, last: bool| {
+        let deleted = "2026-01-01T00:00:00Z";
+        serde_json::json!({"uid": uid, "finalizers": if last { vec![] } else { vec!["f"] }, "deletionTimestamp": last.then_some(deleted)})
+    };
+    let object = |uid: &str, last: bool| serde_json::json!({ "metadata": meta(uid, last) });
+    for last in [false, true] {
+        let mut state = ClusterState::default();
+        state.apply_node(objects::node("x", &object("1", false)));
+        state.apply_claim(objects::claim("c", &object("2", false)));
+        state.delete_node("x");
+        state.delete_claim("c");
+        for _ in 0..2 {
+            state.apply_node(objects::node("x", &object("3", false)));
+            state.apply_claim(objects::claim("c", &object("4", false)));
+            assert!(state.nodes.contains_key("x") && state.claims.contains_key("c"), "{last}");
+            state.apply_node(objects::node("x", &object("1", last)));
+            state.apply_claim(objects::claim("c", &object("2", last)));
+            assert_eq!((state.nodes.len(), state.claims.len()), (1, 1), "{last}");
+        }
+    }
 }

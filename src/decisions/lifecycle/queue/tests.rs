@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::api::NodeClaim;
 use crate::model::labels;
+use crate::test_support::history::{self, History};
 use crate::test_support::objects;
 
 fn deleted(annotations: &Value) -> NodeClaim {
@@ -82,4 +83,34 @@ fn an_initialized_claim_is_evaluated_again_when_it_or_its_node_changes() {
     assert_eq!(due(&state), (vec![Step::DeleteClaim], 1), "until it is done");
     state.delete_claim("c");
     assert_eq!(due(&state), (vec![], 0));
+}
+
+proptest::proptest! {
+    #![proptest_config(history::config())]
+
+    #[test]
+    fn the_steps_equal_those_of_a_queue_that_evaluates_every_claim(events in history::history(), fates in proptest::collection::vec(0..4_u8, 50)) {
+        let mut history = History::default();
+        let (mut queue, mut full) = (Queue::default(), Queue::default());
+        let mut running: Vec<(DueStep, DueStep)> = Vec::new();
+        for (event, fate) in events.into_iter().zip(fates) {
+            history.apply(event);
+            let (state, now) = (&history.state, history.now);
+            full.active = state.claims.keys().cloned().collect();
+            let (due, expected) = (queue.start_due(state, now), full.start_due(state, now));
+            let steps = |due: &[DueStep]| due.iter().map(|due| (due.claim.clone(), due.step.clone())).collect::<Vec<_>>();
+            assert_eq!(steps(&due), steps(&expected), "after {event:?}");
+            running.extend(due.into_iter().zip(expected));
+            let requeue = match fate {
+                0 => Requeue::Now,
+                1 => Requeue::After(Duration::from_millis(500)),
+                2 => Requeue::Backoff { until: UnixMillis::MAX },
+                _ => continue,
+            };
+            for (due, expected) in running.drain(..) {
+                queue.finish(due, requeue, now);
+                full.finish(expected, requeue, now);
+            }
+        }
+    }
 }
