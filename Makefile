@@ -36,13 +36,13 @@ demo: build tools moto ## The main use case, end to end (KEEP=1 leaves it runnin
 
 # Suites that mostly wait run in parallel, the longest first. Those that measure how far kube-scheduler follows a plan run alone. Suites of one
 # target share a control plane.
-LANES := test-rust test-ec2-faults test-drift test-ec2 test-chart test-without-service test-outage test-ec2-leaving test-kills-short test-preflight \
+LANES := test-ec2-faults test-ec2 test-drift test-rust test-chart test-without-service test-outage test-ec2-leaving test-kills-short test-preflight \
 	test-swap test-attacks-short
 test: ## Every test
 	$(MAKE) lint deny sbom test-policies
 	$(MAKE) -j2 build tools moto
 	$(MAKE) test-e2e
-	$(MAKE) -j5 --output-sync=target $(LANES)
+	$(MAKE) -j6 --output-sync=target $(LANES)
 	@echo "make test: all passed"
 
 soak: build tools moto ## The suites of the whole service with 500 pods of each kind instead of 150, for releases
