@@ -100,8 +100,8 @@ sbom: $(CARGO_CYCLONEDX) ## The CycloneDX SBOM of the binary for each platform o
 test-policies: moto ## The AWS policies of docs/aws against the calls of the code; log messages that the tests search for; the comparison of recorded requests; the Dockerfile
 	$(call pytest,policies recording messages image)
 
-fuzz: checkout ## Ten million executions of the fuzz targets (STOWAGE_FUZZ_SEED=N for other ones)
-	STOWAGE_FUZZ_EXECUTIONS=$${STOWAGE_FUZZ_EXECUTIONS:-1650000} cargo test --locked --quiet --lib -- test_support::fuzz --nocapture
+fuzz: checkout ## Ten million executions of the fuzz targets in the release build, with overflow checks (STOWAGE_FUZZ_SEED=N for other ones)
+	STOWAGE_FUZZ_EXECUTIONS=$${STOWAGE_FUZZ_EXECUTIONS:-1650000} cargo test --release --locked --quiet --lib -- test_support::fuzz --nocapture
 
 test-rust: checkout ## Unit, property and wire tests
 	cargo test --locked --quiet

@@ -93,7 +93,7 @@ MODES = {
         "prometheusRule": {"enabled": True, "additionalLabels": {"release": "prometheus"}},
         "dashboard.enabled": True,
         "controller.metrics.offerings": False,
-        "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "more", "labels": {"team": "infra"}}}],
+        "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "more", "labels": {"team": "infra"}, "annotations": {"note": "all"}}}],
         "webhook.clientAuth": {"secretName": "api-server-ca", "names": ["kube-apiserver", "other"]},
         "adminRole": "write",
         "networkPolicy": {"enabled": True, "webhookFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "metricsFrom": [{"namespaceSelector": {}}], "egress": [{"ports": [{"port": 443}]}]},

@@ -26,7 +26,7 @@ import requests
 
 import kube
 import messages
-from processes import stop, write_pid
+from processes import running, stop, write_pid
 from waiting import wait_until
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -134,6 +134,25 @@ class ControlPlane:
         self.script("down", self.dir)
         if not self.given:
             shutil.rmtree(self.dir, ignore_errors=True)
+
+    def problems(self):
+        """Ends of the logs of components that ended or are not healthy, by name, for the report of a failed test."""
+        found, pki = {}, self.dir / "pki"
+        for name in self.state["commands"]:
+            if not running(self.dir / "pids" / f"{name}.pid"):
+                problem = "does not run"
+            elif url := self.state["health"].get(name):
+                try:
+                    answer = requests.get(url, timeout=5, verify=f"{pki}/ca.crt", cert=(f"{pki}/admin.crt", f"{pki}/admin.key"))
+                    problem = None if answer.status_code == 200 else f"{answer.status_code} {answer.text}"
+                except requests.RequestException as error:
+                    problem = str(error)
+            else:
+                problem = None
+            if problem:
+                log = self.dir / "logs" / f"{name}.log"
+                found[name] = "\n".join([problem, *(log.read_text(errors="replace").splitlines()[-20:] if log.exists() else ())])
+        return found
 
     def script(self, command, *arguments, timeout=180, check=True):
         return run(HERE / "control-plane", command, *arguments, timeout=timeout, check=check)

@@ -53,6 +53,8 @@ const SILENT_SECONDS: i32 = 315_360_000;
 /// Namespace of the kubelets' leases.
 const LEASES: &str = "kube-node-lease";
 
+/// Seconds after which the API server ends the watch of the nodes: before the client takes a silent connection for dead.
+const WATCH_SECONDS: u32 = 30;
 /// Maximum number of concurrent requests to the API server.
 const MAX_CONCURRENT: usize = 32;
 /// Longest backoff between attempts for one Node.
@@ -88,7 +90,10 @@ impl SimulatedEc2 {
     pub async fn run(self: Arc<Self>, client: Client, shutdown: impl Future<Output = ()> + Send) {
         let cluster = ClusterApis { nodes: Api::all(client.clone()), leases: Api::namespaced(client.clone(), LEASES) };
         let metadata: Api<PartialObjectMeta<Node>> = Api::all(client);
-        let mut watch = watcher(metadata, watcher::Config::default()).default_backoff().touched_objects().boxed();
+        let mut watch = watcher(metadata, watcher::Config::default().timeout(WATCH_SECONDS))
+            .default_backoff()
+            .touched_objects()
+            .boxed();
         let mut tasks: FuturesUnordered<BoxFuture<'static, Outcome>> = FuturesUnordered::new();
         let mut busy: BTreeSet<String> = BTreeSet::new();
         let mut failures: BTreeMap<String, (u32, Instant)> = BTreeMap::new();
