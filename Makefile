@@ -34,14 +34,14 @@ help: ## List the targets
 demo: build tools moto ## The main use case, end to end (KEEP=1 leaves it running)
 	$(E2E_PYTHON) e2e/demo.py
 
-# Suites that mostly wait run in parallel, the longest first. Those that measure how far kube-scheduler follows a plan run alone. Suites of one
-# target share a control plane.
-LANES := test-ec2-faults test-ec2 test-drift test-rust test-chart test-without-service test-outage test-ec2-leaving test-kills-short test-preflight \
+# Suites that mostly wait run in parallel, the longest first. Those that measure how far kube-scheduler follows a plan run before them, beside
+# the Rust tests, which only get the CPU time that is left over. Suites of one target share a control plane.
+LANES := test-ec2-faults test-ec2 test-drift test-chart test-without-service test-outage test-ec2-leaving test-kills-short test-preflight \
 	test-swap test-attacks-short
 test: ## Every test
 	$(MAKE) lint deny sbom test-policies
 	$(MAKE) -j2 build tools moto
-	$(MAKE) test-e2e
+	$(MAKE) -j2 --output-sync=target test-e2e test-rust
 	$(MAKE) -j6 --output-sync=target $(LANES)
 	@echo "make test: all passed"
 
@@ -104,7 +104,7 @@ fuzz: checkout ## Ten million executions of the fuzz targets in the release buil
 	STOWAGE_FUZZ_EXECUTIONS=$${STOWAGE_FUZZ_EXECUTIONS:-1650000} cargo test --release --locked --quiet --lib -- test_support::fuzz --nocapture
 
 test-rust: checkout ## Unit, property and wire tests
-	cargo test --locked --quiet
+	nice cargo test --locked --quiet
 
 test-scenarios: build moto ## Plans of every scenario kind, judged by the independent checker
 	$(call pytest,scenarios)

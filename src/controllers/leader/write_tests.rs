@@ -167,6 +167,7 @@ async fn a_candidate_acquires_a_lease_that_is_released_and_one_that_expires() {
 async fn a_leader_renews_until_another_replica_leads() {
     let api = held_by_a().await;
     let mut a = impatient(&api, "a", NEVER);
+    a.timing.renew_deadline = NEVER;
     let renewals = async {
         while api.lines().iter().filter(|line| line.starts_with("PUT")).count() < 3 {
             tokio::task::yield_now().await;
