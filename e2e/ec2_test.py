@@ -111,6 +111,11 @@ def record_calls(service, at, took, fleets):
     record_figures(tagged={"instances": MANY, "seconds": round(time.time() - at, 1), "calls": calls})
 
 
+def offering_series(service):
+    """Names of the metrics of offerings that have series."""
+    return {sample.split("{")[0] for sample in service.stowage.metrics() if sample.startswith("stowage_cloudprovider_instance_type_")}
+
+
 class TestLaunches:
     """Nodes are launched, match their specification, and are terminated."""
 
@@ -138,6 +143,7 @@ class TestLaunches:
         service.assert_nothing_leaked()
         zones = {node["metadata"]["labels"][workloads.ZONE] for node in service.mirror.nodes()}
         assert zones == set(aws.ZONES)
+        assert len(offering_series(service)) == 4
         for claim in service.claims():
             labels, instance = claim["metadata"]["labels"], instances[service.instance_of(claim)]
             assert labels[kube.INSTANCE_TYPE] == instance["InstanceType"]
@@ -312,7 +318,7 @@ class TestUserData:
         pool = small_pool("toml", "on-demand", "bottlerocket")
         pool["spec"]["template"]["spec"]["taints"] = [{"key": "dedicated", "value": "toml", "effect": "NoSchedule"}]
         pools = [small_pool("sized", "on-demand"), pool]
-        return services.ec2(request.getfixturevalue("service_plane"), pools, made, {"AWS_FEATURE_GATES": "NodeClassCEL=true"})
+        return services.ec2(request.getfixturevalue("service_plane"), pools, made, {"AWS_FEATURE_GATES": "NodeClassCEL=true", "STOWAGE_OFFERING_METRICS": "false"})
 
     def test_1_nodes_have_the_values_of_their_expressions(self, service):
         service.plane.apply(*one_per_node("sized", 2, "sized"))
@@ -326,6 +332,10 @@ class TestUserData:
             service.assert_allocatable_as_planned(node)
         assert "KubeletExpressionDropped" in [event["reason"] for event in service.plane.events("default")]
         service.assert_no_errors()
+
+    def test_1b_offerings_have_no_series_when_they_are_disabled(self, service):
+        assert offering_series(service) == set()
+        assert any(sample.startswith("stowage_cloudprovider_duration_seconds") for sample in service.stowage.metrics())
 
     def test_2_bottlerocket_settings_are_those_of_the_user_with_overrides(self, service):
         tolerations = [{"key": "dedicated", "operator": "Exists"}]

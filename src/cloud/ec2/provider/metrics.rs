@@ -115,7 +115,11 @@ mod tests {
 
     use super::*;
     use crate::cloud::catalog::embedded;
+    use crate::cloud::ec2::launch::request::tests::facts;
+    use crate::cloud::ec2::options::Options;
     use crate::model::units::MicroUsd;
+    use crate::telemetry::Metrics;
+    use crate::test_support::fake_aws;
 
     #[test]
     fn every_offering_of_the_region_has_a_price_and_an_availability() {
@@ -137,6 +141,20 @@ mod tests {
         assert_eq!(metrics.type_memory.with_label_values(&["m5.large"]).get(), 8 << 30);
         set_region_offerings(&metrics, &region, &|_| false);
         assert_eq!(available(&["m5.large", "spot", "us-east-1a"]), 1, "available again");
+    }
+
+    #[tokio::test]
+    async fn a_scrape_has_no_series_of_offerings_when_they_are_disabled() {
+        let families = |offering_metrics: bool| {
+            let (clients, _) = fake_aws::clients(Box::new(|_| None));
+            let options = Options { offering_metrics, ..Options::of("c1") };
+            let (ec2, metrics) = (Arc::new(Ec2Provider::new(clients, options, facts())), Metrics::new());
+            publish(&ec2, metrics.registry()).unwrap();
+            let text = metrics.text().unwrap();
+            let offerings = text.lines().filter(|line| line.starts_with("stowage_cloudprovider_instance_type_"));
+            offerings.filter_map(|line| line.split('{').next()).map(str::to_owned).collect::<BTreeSet<_>>().len()
+        };
+        assert_eq!((families(true), families(false)), (4, 0));
     }
 
     #[test]
