@@ -210,6 +210,10 @@ class TestOffline:
         ):
             assert re.search(rf'name: {name}\n +value: "{value}"', text), name
 
+    def test_disabled_admission_rules_are_named_to_the_service(self, helm):
+        named = lambda rules: re.findall(r"name: STOWAGE_DISABLED_ADMISSION_RULES\n +value: (.*)", helm("template", "stowage", CHART, *settings({"webhook.disabledRules": rules}), "--show-only", "templates/deployment.yaml").stdout)
+        assert (named([]), named(["n13", "n9"])) == ([], ['"n13,n9"'])
+
     def test_a_variable_of_the_user_replaces_that_of_the_chart(self, helm):
         # Two variables of one name would be merged by Helm in an order of its own.
         values = {"settings.cloud": "ec2", "settings.clusterName": "c", "settings.interruptionQueue": "theirs", "controller.env": [{"name": "INTERRUPTION_QUEUE", "value": "mine"}]}
@@ -311,6 +315,8 @@ class TestOffline:
             ({"extraObjects": {"kind": "NodePool"}}, ["/extraObjects", "array"]),
             ({"tls.mode": "none"}, ["/tls/mode", "cert-manager", "secret", "generated"]),
             ({"tls.certManager.issuerRef": {"kind": "Issuer"}}, ["/tls/certManager/issuerRef", "name"]),
+            ({"webhook.disabledRules": ["n13,n1"]}, ["/webhook/disabledRules/0", "n13,n1"]),
+            ({"webhook.disabledRules": ["n1", "n1"]}, ["/webhook/disabledRules", "equal"]),
             ({"webhook.timeoutSeconds": 31}, ["/webhook/timeoutSeconds", "30"]),
             ({"webhook.url": "http://10.0.0.1/mutate"}, ["/webhook/url", "https://"]),
             ({"webhook.caBundle": "-----BEGIN CERTIFICATE-----"}, ["/webhook/caBundle"]),

@@ -359,9 +359,38 @@ class TestOff:
         # The batch window of pods that wait is over ten seconds later at the latest.
         time.sleep(12)
         assert mirror.record.claims_created == created
-        service.api.delete("ConfigMap", name, harness.NAMESPACE)
+        # The log level is a key of the same ConfigMap. Alone, it pauses nothing.
+        changes = lambda: [line["log_level"] for line in service.stowage.lines(messages.LOG_LEVEL_CHANGED)]
+        details = lambda: [line for line in service.stowage.lines() if line.get("level") == "DEBUG"]
+        assert not changes() and not details(), "the level of the setting is info"
+        level = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": harness.NAMESPACE}, "data": {"logLevel": "debug"}}
+        service.api.replace(level)
+        begin = time.monotonic()
+        service.poll(lambda: changes() and not paused("provisioning"), 10, "log level changed", service.stowage.tail, every=0.02)
+        took = time.monotonic() - begin
+        print(f"log level: obeyed {took:.2f} s after the write", flush=True)
+        assert took < 1
         service.wait(lambda: mirror.all_bound(20, space), 120, "all pods bound after the stop")
         assert mirror.record.claims_created > created
+        service.poll(details, 30, "a message of level debug", service.stowage.tail)
+        service.api.delete("ConfigMap", name, harness.NAMESPACE)
+        service.poll(lambda: changes() == ["debug", "info"], 10, "the level of the setting", service.stowage.tail)
+
+    def test_1c_operators_read_what_the_leader_believes(self, service):
+        stowage, mirror = service.stowage, service.mirror
+        stowage.certificate("operator", "--name", "stowage-debug", "--client")
+        for client, wanted in (("operator", 200), ("client", 403), (None, 403)):
+            status, text = stowage.request("GET", "/debug/state", client)
+            assert status == wanted, f"{client}: {text}"
+        state = json.loads(stowage.request("GET", "/debug/state", "operator")[1])
+        assert (state["leading"], state["paused"], state["not_ready"]) == (True, "none", [])
+        assert state["objects"]["nodes"] == len(mirror.nodes()) and state["objects"]["pods"] >= PODS
+        assert max(watch["age_seconds"] for watch in state["watches"]) < 60
+        completed = {loop["name"] for loop in state["loops"] if loop["completed_seconds_ago"] is not None}
+        assert {"provisioner", "lifecycle", "disruption", "emergency stop"} <= completed
+        assert state["leader"]["last_plan"]["pods"] > 0 and state["leader"]["last_consolidation"]
+        assert [cap["action"] for cap in state["leader"]["caps"]] == ["purchase", "disruption"]
+        print(f"\nstate: {json.dumps(state)[:600]}", flush=True)
 
     def test_2_the_api_server_accepts_valid_manifests_of_karpenter_and_rejects_invalid_ones(self, service, subtests):
         # The controllers must not act on the manifests.

@@ -476,9 +476,12 @@ class Stowage:
     def post(self, path, body, client="client"):
         """Status and body of a POST to the HTTPS listener, with the client certificate of this folder or without one. Raises
         requests.ConnectionError when the handshake fails."""
+        return self.request("POST", path, client, data=body, headers={"Content-Type": "application/json"})
+
+    def request(self, method, path, client, **options):
+        """Status and body of a request to the HTTPS listener: see `post`."""
         pair = (str(self.dir / client / "tls.crt"), str(self.dir / client / "tls.key")) if client else None
-        options = {"headers": {"Content-Type": "application/json"}, "timeout": 10, "cert": pair, "verify": str(self.dir / "tls" / "ca.crt")}
-        answer = http().post(f"{self.url}{path}", data=body, **options)
+        answer = http().request(method, f"{self.url}{path}", timeout=10, cert=pair, verify=str(self.dir / "tls" / "ca.crt"), **options)
         return answer.status_code, answer.text
 
     def kill(self):

@@ -6,6 +6,7 @@ PLANNED_NODE = "planned node"
 LAUNCHED = "launched"
 CLAIMS_WRITTEN = "node claims written"
 FLEET_REQUESTED = "calling CreateFleet"
+LOG_LEVEL_CHANGED = "log level changed"
 INSTANCE_GONE = "deleting node claim without instance"
 # The fields that the tests and the demo read.
 OFFERING = ("instance_type", "zone", "capacity_type", "usd_per_hour")
@@ -15,6 +16,7 @@ FIELDS = {
     LAUNCHED: OFFERING,
     CLAIMS_WRITTEN: ("api_us",),
     FLEET_REQUESTED: ("token", "prepared_us"),
+    LOG_LEVEL_CHANGED: ("log_level",),
     INSTANCE_GONE: ("claim",),
 }
 

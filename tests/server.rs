@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
@@ -115,6 +115,9 @@ async fn with_a_client_ca_the_webhook_accepts_the_api_server_only() {
         assert_eq!(connection.post("/v1/filter", ask(&["a"])).await.status, filter, "{case}");
         assert_eq!(connection.get("/livez").await.status, 200, "{case}");
     }
+    let operator = webhook.client_of("stowage-debug");
+    let refused = setup.connect(Some(&operator)).await.get("/debug/state").await;
+    assert_eq!(refused.status, 403, "the state belongs to the CA of the extender");
     assert!(setup.metric("stowage_cert_expiry_seconds{certificate=\"webhook_client_ca\"}").await.is_some());
 }
 
@@ -557,4 +560,100 @@ async fn unusable_certificates_and_addresses_fail_the_start_with_the_reason() {
     config.health_addr = Some(taken.local_addr().unwrap());
     let error = Server::start(config, state()).await.map(|_| ()).unwrap_err().to_string();
     assert!(error.starts_with("can't listen on 127.0.0.1:") && error.contains(" for health: "), "{error}");
+}
+
+#[tokio::test]
+async fn the_state_needs_the_certificate_of_an_operator() {
+    let setup = Setup::start(|_| {}).await;
+    let operator = setup.ca.client_of("stowage-debug");
+    let mut connection = setup.connect(Some(&operator)).await;
+    assert_eq!(connection.get("/debug/state").await.status, 503, "no source yet");
+    setup.state.debug.set_source(|| json!({"leading": false}).to_string().into());
+    for (case, client, status, advice) in [
+        ("no certificate", None, 403, "--debug-client-names"),
+        ("the scheduler", Some(&setup.client), 403, "stowage-scheduler may not read the state"),
+        ("an operator", Some(&operator), 200, ""),
+    ] {
+        let mut connection = setup.connect(client).await;
+        for path in ["/debug/state", "/debug/state?full"] {
+            let answer = connection.get(path).await;
+            assert_eq!(answer.status, status, "{case}");
+            if status == 200 {
+                assert_eq!(answer.headers["content-type"], "application/json");
+                assert_eq!(answer.headers["cache-control"], "no-store");
+                assert_eq!(answer.json(), json!({"leading": false}));
+            } else {
+                assert!(answer.error().contains(advice), "{case}: {}", answer.error());
+            }
+        }
+        assert_eq!(connection.get("/livez").await.status, 200, "{case}");
+    }
+    for method in ["POST", "PUT", "DELETE", "PATCH"] {
+        assert_eq!(connection.send(method, "/debug/state", "{}").await.unwrap().status, 405, "{method}");
+    }
+    assert_eq!(connection.post("/v1/filter", ask(&["a"])).await.status, 403, "an operator is no scheduler");
+    for plain in [setup.addrs().metrics, setup.addrs().health] {
+        assert_eq!(Connection::plain(plain.unwrap()).await.get("/debug/state").await.status, 404);
+    }
+}
+
+#[tokio::test]
+async fn without_names_nobody_reads_the_state() {
+    let setup = Setup::start(|config| config.debug_client_names = vec![String::new()]).await;
+    setup.state.debug.set_source(|| b"{}".to_vec());
+    for client in [setup.ca.client_of("stowage-debug"), setup.ca.client_with_common_name(""), setup.ca.client()] {
+        assert_eq!(setup.connect(Some(&client)).await.get("/debug/state").await.status, 403);
+    }
+}
+
+#[tokio::test]
+async fn the_state_is_made_once_per_second_for_all_clients_and_a_defect_in_it_stops_nothing() {
+    static MADE: AtomicUsize = AtomicUsize::new(0);
+    let setup = Setup::start(|_| {}).await;
+    setup.state.debug.set_source(|| {
+        assert!(MADE.fetch_add(1, Ordering::SeqCst) > 0, "a defect");
+        std::thread::sleep(Duration::from_millis(100));
+        b"{}".to_vec()
+    });
+    let operator = setup.ca.client_of("stowage-debug");
+    let mut connection = setup.connect(Some(&operator)).await;
+    assert_eq!(connection.get("/debug/state").await.status, 500);
+    let mut other = setup.connect(Some(&operator)).await;
+    let begin = std::time::Instant::now();
+    for _ in 0..10 {
+        let (one, two) = tokio::join!(connection.get("/debug/state"), other.get("/debug/state"));
+        assert!(one.status == 200 && two.status == 200, "{} {}", one.status, two.status);
+    }
+    let seconds = usize::try_from(begin.elapsed().as_secs()).unwrap();
+    assert!(MADE.load(Ordering::SeqCst) <= 2 + seconds, "{}", MADE.load(Ordering::SeqCst));
+}
+
+#[tokio::test]
+async fn clients_that_do_not_read_the_state_hold_back_their_own_address_only_until_they_leave() {
+    let setup = Setup::start(|_| {}).await;
+    // More than the buffers of two sockets take.
+    setup.state.debug.set_source(|| vec![b' '; 32 << 20]);
+    let operator = setup.ca.client_of("stowage-debug");
+    let mut idle = Vec::new();
+    for _ in 0..2 {
+        let mut stream = handshake(setup.addrs().https, &setup.ca, Some(&operator), HTTP1).await.unwrap();
+        stream.write_all(b"GET /debug/state HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).await.unwrap();
+        assert_eq!(&head, b"HTTP/1.1 200");
+        idle.push(stream);
+    }
+    let mut connection = setup.connect(Some(&operator)).await;
+    let refused = connection.get("/debug/state").await;
+    assert_eq!((refused.status.as_u16(), refused.headers["retry-after"].as_bytes()), (429, &b"1"[..]));
+    assert_eq!(connection.get("/livez").await.status, 200);
+    assert_eq!(setup.connect(Some(&setup.client)).await.post("/v1/filter", ask(&["a"])).await.status, 200);
+    drop(idle);
+    for _ in 0..100 {
+        if connection.get("/debug/state").await.status == 200 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the answers of connections that ended still count");
 }

@@ -12,11 +12,13 @@ use crate::cloud::error::CloudError;
 use crate::cloud::launch::{LaunchError, LaunchRequest, Launched, Override};
 use crate::cloud::message::Message;
 use crate::cloud::node_class::Resolution;
+use crate::cloud::offering_state::OfferingState;
 use crate::cloud::optional_api::OptionalApi;
 use crate::model::drift::Drift;
 use crate::model::instance::Instance;
 use crate::model::instance_health::Unhealthy;
 use crate::model::offering::Catalog;
+use crate::model::time::UnixMillis;
 
 /// A cloud that launches nodes. Every method is safe to repeat.
 pub trait Cloud: Send + Sync {
@@ -52,6 +54,7 @@ pub struct Capabilities<'a> {
     pub instance_tagging: Option<&'a dyn InstanceTagging>,
     pub cluster_observer: Option<&'a dyn ClusterObserver>,
     pub service_status: Option<&'a dyn ServiceStatus>,
+    pub offering_status: Option<&'a dyn OfferingStatus>,
     /// Whether others can write to the interruption queue: messages are then confirmed before anything is deleted.
     pub untrusted_messages: bool,
     /// Whether instances run in capacity reservations, which end before their instances do.
@@ -123,4 +126,10 @@ pub trait ServiceStatus: Send + Sync {
     fn shifted_zones(&self) -> BTreeSet<String>;
     /// Optional APIs that fail now, with consequence and cause.
     fn failing_apis(&self) -> BTreeMap<OptionalApi, String>;
+}
+
+/// The state of the offerings, for operators.
+pub trait OfferingStatus: Send + Sync {
+    /// The state at `now`, with at most `most` entries of unavailable capacity. Does no I/O.
+    fn offering_state(&self, most: usize, now: UnixMillis) -> OfferingState;
 }

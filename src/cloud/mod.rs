@@ -11,13 +11,15 @@ pub mod launch;
 pub mod launch_group;
 pub mod message;
 pub mod node_class;
+pub mod offering_state;
 pub mod optional_api;
 pub mod simulated;
 
 pub use crate::cloud::error::{CloudError, without_encoded_details};
 
 pub use crate::cloud::interface::{
-    Capabilities, Cloud, ClusterObserver, InstanceEvents, InstanceTagging, NodeClassCloud, ServiceStatus, Untagged,
+    Capabilities, Cloud, ClusterObserver, InstanceEvents, InstanceTagging, NodeClassCloud, OfferingStatus,
+    ServiceStatus, Untagged,
 };
 pub use crate::cloud::launch::{LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
 pub use crate::cloud::message::{Message, MessageKind};

@@ -18,6 +18,7 @@ use crate::controllers::confirmed_drains::ConfirmedDrains;
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::event_recorder::EventRecorder;
 use crate::decisions::demand::may_launch;
+use crate::decisions::last_decisions::{LastConsolidation, LastPlan};
 use crate::decisions::lifecycle::instance_checks::InstanceChecks;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::provisioning::quarantine::Quarantine;
@@ -65,6 +66,8 @@ pub struct Context {
     pub quarantine: Mutex<Quarantine>,
     /// NodePools and nodes that are left out of plans for a while.
     pub supply_quarantine: Mutex<SupplyQuarantine>,
+    pub last_plan: Mutex<Option<Arc<LastPlan>>>,
+    pub last_consolidation: Mutex<Option<LastConsolidation>>,
     recorder: EventRecorder,
     /// Claims with a Node that is not ready whose instance was looked up.
     pub instance_checks: Mutex<InstanceChecks>,
@@ -100,6 +103,8 @@ impl Context {
             confirmed_drains,
             quarantine,
             supply_quarantine: Mutex::default(),
+            last_plan: Mutex::default(),
+            last_consolidation: Mutex::default(),
             recorder,
             instance_checks,
         }

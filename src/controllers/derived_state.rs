@@ -25,6 +25,11 @@ impl DerivedState {
         intact(&self.holds).resolve(state, now)
     }
 
+    /// The holds that were resolved last, and when. Resolves nothing.
+    pub fn last_holds(&self) -> Option<(UnixMillis, Arc<Holds>)> {
+        intact(&self.holds).last()
+    }
+
     /// The planner's problem.
     pub fn snapshot(&self, state: &ClusterState, request: SnapshotRequest<'_>) -> Snapshot {
         let holds = self.holds(state, request.now);

@@ -32,7 +32,8 @@ impl Context {
         }
     }
 
-    fn most_per_minute(&self, what: Capped) -> usize {
+    /// The cap that applies now.
+    pub fn most_per_minute(&self, what: Capped) -> usize {
         match what {
             Capped::Purchase => {
                 let most = self.settings.max_purchases_per_minute;

@@ -6,6 +6,7 @@ pub mod cloud_sync;
 pub mod condition_writer;
 pub mod confirmed_drains;
 pub mod context;
+pub mod debug_state;
 pub mod deletion;
 pub mod derived_state;
 pub mod disruption;

@@ -49,6 +49,11 @@ impl Resolved {
 }
 
 impl HoldsCache {
+    /// The last result, and its time.
+    pub fn last(&self) -> Option<(UnixMillis, Arc<Holds>)> {
+        self.last.as_ref().map(|last| (last.at, Arc::clone(&last.holds)))
+    }
+
     /// The live holds at `now`.
     pub fn resolve(&mut self, state: &ClusterState, now: UnixMillis) -> Arc<Holds> {
         if let Some(last) = self.last.as_ref().filter(|last| last.is_current(state, now)) {

@@ -5,6 +5,7 @@ pub mod demand;
 pub mod disruption;
 pub mod holds;
 pub mod interruption;
+pub mod last_decisions;
 pub mod lifecycle;
 pub mod placement;
 pub mod pod_ref;

@@ -44,8 +44,9 @@ impl Accept<TcpStream, Router> for Bounded {
     type Future = std::future::Ready<io::Result<(Self::Stream, Router)>>;
 
     fn accept(&self, stream: TcpStream, router: Router) -> Self::Future {
-        // The plain listeners have neither route.
-        let access = Accesses { extender: Access::NoCertificate, webhook: Access::NoCertificate };
+        // The plain listeners have none of the routes.
+        let none = Access::NoCertificate;
+        let access = Accesses { extender: none.clone(), webhook: none.clone(), debug: none };
         std::future::ready(
             self.admit(stream).map(|(stream, ticket)| (stream, router.layer(Extension(Peer { access, ticket })))),
         )

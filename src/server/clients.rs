@@ -24,6 +24,7 @@ pub(crate) enum Access {
 pub(crate) struct Accesses {
     pub(crate) extender: Access,
     pub(crate) webhook: Access,
+    pub(crate) debug: Access,
 }
 
 /// The clients of all routes.
@@ -33,13 +34,19 @@ pub(crate) struct Clients {
     pub(crate) extender: Option<RouteClients>,
     /// Without a CA the webhook is open: most API servers present no certificate.
     pub(crate) webhook: Option<RouteClients>,
+    /// Of the CA of the extender; without it the state is closed.
+    pub(crate) debug: Option<RouteClients>,
 }
 
 impl Clients {
     /// The access of a connection whose peer presented this chain, which is empty without a certificate.
     pub(crate) fn accesses(&self, chain: &[CertificateDer<'_>]) -> Accesses {
+        let closed_without = |clients: &Option<RouteClients>| {
+            clients.as_ref().map_or(Access::NoCertificate, |clients| clients.access(chain))
+        };
         Accesses {
-            extender: self.extender.as_ref().map_or(Access::NoCertificate, |clients| clients.access(chain)),
+            extender: closed_without(&self.extender),
+            debug: closed_without(&self.debug),
             webhook: self.webhook.as_ref().map_or(Access::Granted, |clients| clients.access(chain)),
         }
     }

@@ -22,6 +22,8 @@ pub struct ServerConfig {
     pub webhook_client_ca: Option<PathBuf>,
     /// Names of the API server, as [`ServerConfig::extender_client_names`]. Only used with [`ServerConfig::webhook_client_ca`].
     pub webhook_client_names: Vec<String>,
+    /// Names of operators, as [`ServerConfig::extender_client_names`] and of the same CA: they may read `/debug/state`.
+    pub debug_client_names: Vec<String>,
     /// Address of `/metrics`; `None` disables the listener.
     pub metrics_addr: Option<SocketAddr>,
     /// Address of plain `/livez`, `/healthz` and `/readyz`; `None` serves them on HTTPS only.
@@ -54,6 +56,7 @@ impl ServerConfig {
             extender_client_names: vec!["stowage-scheduler".into()],
             webhook_client_ca: None,
             webhook_client_names: vec!["kube-apiserver".into()],
+            debug_client_names: vec!["stowage-debug".into()],
             metrics_addr: Some(everywhere(8080)),
             health_addr: Some(everywhere(8081)),
             cert_poll: Duration::from_secs(10),

@@ -1,24 +1,19 @@
 //! Handlers of probes and metrics.
 
-use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Extension;
-use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::server::accept::Peer;
-use crate::server::intake::{Share, busy};
+use crate::server::intake::{Share, busy, in_chunks};
 use crate::server::middleware::error;
 use crate::server::state::AppState;
 use crate::telemetry::Metrics;
-
-/// Bytes of the metrics that are handed to the connection at a time.
-const CHUNK: usize = 64 << 10;
 
 /// Liveness: 200, or 503 with each loop that is stuck in a turn, one per line. Independent of the API server and the cloud: an outage must
 /// not restart the process, and requests that fail are progress.
@@ -69,14 +64,9 @@ pub(crate) async fn metrics(
     state.metrics.ready.set(i64::from(state.readiness.missing(now).is_empty()));
     match state.metrics.text() {
         Ok(text) => {
-            let length = text.len();
-            // In chunks, so that the stream lives until nearly all of it is sent.
-            let chunks = futures::stream::unfold((Bytes::from(text), scrape), |(mut text, scrape)| async move {
-                let chunk = text.split_to(text.len().min(CHUNK));
-                (!chunk.is_empty()).then(|| (Ok::<_, Infallible>(chunk), (text, scrape)))
-            });
-            let head = [(header::CONTENT_TYPE, Metrics::content_type()), (header::CONTENT_LENGTH, length.to_string())];
-            (head, Body::from_stream(chunks)).into_response()
+            let head =
+                [(header::CONTENT_TYPE, Metrics::content_type()), (header::CONTENT_LENGTH, text.len().to_string())];
+            (head, in_chunks(text.into(), scrape)).into_response()
         }
         Err(cause) => error(StatusCode::INTERNAL_SERVER_ERROR, &format!("can't encode the metrics: {cause}")),
     }

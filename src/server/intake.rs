@@ -1,9 +1,11 @@
 //! Request bodies within bounds: bytes and requests in progress, in total and per peer.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
+use axum::body::{self, Bytes};
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
@@ -149,6 +151,17 @@ impl<S: Sync> FromRequest<S> for Body {
         }
         Ok(Self { bytes, intake, _bytes: held, _request: counted })
     }
+}
+
+/// Bytes of an answer that are handed to the connection at a time.
+const CHUNK: usize = 64 << 10;
+
+/// A body that uses its portion until nearly all of it is sent.
+pub(crate) fn in_chunks(bytes: Bytes, portion: Portion) -> body::Body {
+    body::Body::from_stream(futures::stream::unfold((bytes, portion), |(mut bytes, portion)| async move {
+        let chunk = bytes.split_to(bytes.len().min(CHUNK));
+        (!chunk.is_empty()).then(|| (Ok::<_, Infallible>(chunk), (bytes, portion)))
+    }))
 }
 
 pub(crate) fn busy(message: &str) -> Response {

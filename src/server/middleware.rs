@@ -120,3 +120,20 @@ pub(crate) async fn require_api_server(Extension(peer): Extension<Peer>, request
         ),
     }
 }
+
+/// Admits operators to the state.
+pub(crate) async fn require_operator(Extension(peer): Extension<Peer>, request: Request, next: Next) -> Response {
+    match peer.access.debug {
+        Access::Granted => next.run(request).await,
+        Access::NoCertificate => error(
+            StatusCode::FORBIDDEN,
+            "the state needs a client certificate signed by the client CA of the extender, for a name of --debug-client-names",
+        ),
+        Access::OtherName(names) => error(
+            StatusCode::FORBIDDEN,
+            &format!(
+                "a client certificate of {names} may not read the state: use one for a name of --debug-client-names"
+            ),
+        ),
+    }
+}

@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | HTTPS | `POST /mutate` | anyone (most API servers present no client certificate), or with a CA for it the holder of a certificate for one of its names; 403 otherwise |
 //! | HTTPS | `POST /v1/filter`, `/v1/prioritize`, `/v1/preempt` | holders of a certificate signed by the client CA for one of the scheduler's names; 403 otherwise |
+//! | HTTPS | `GET /debug/state` | holders of a certificate signed by the client CA for one of the operators' names; 403 otherwise |
 //! | HTTPS, health | `GET /livez`, `/healthz`, `/readyz` | anyone |
 //! | metrics | `GET /metrics` | anyone |
 
@@ -16,6 +17,8 @@ pub mod certificate_files;
 pub mod clients;
 pub mod config;
 pub mod connections;
+pub mod debug;
+pub mod debug_source;
 pub mod health;
 pub mod intake;
 pub mod middleware;

@@ -11,13 +11,17 @@ use axum::routing::{get, post};
 
 use crate::server::config::ServerConfig;
 use crate::server::intake::{Intake, Share};
-use crate::server::middleware::{Guard, error, guard, require_api_server, require_scheduler, track};
+use crate::server::middleware::{Guard, error, guard, require_api_server, require_operator, require_scheduler, track};
 use crate::server::state::AppState;
-use crate::server::{health, verbs};
+use crate::server::{debug, health, verbs};
 
 /// Answers of `/metrics` in progress, in total and per peer.
 const SCRAPES: usize = 8;
 const SCRAPES_PER_PEER: usize = 2;
+
+/// Answers of `/debug/state` in progress, in total and per peer.
+const STATES: usize = 4;
+const STATES_PER_PEER: usize = 2;
 
 /// The HTTPS listener.
 pub(crate) fn https(config: &ServerConfig, state: &Arc<AppState>) -> Router {
@@ -31,9 +35,14 @@ pub(crate) fn https(config: &ServerConfig, state: &Arc<AppState>) -> Router {
         .route("/mutate", post(verbs::mutate))
         .layer(Extension(Intake::new(config.webhook)))
         .route_layer(from_fn(require_api_server));
+    let debug = Router::new()
+        .route("/debug/state", get(debug::state))
+        .layer(Extension(Share::new(STATES, STATES_PER_PEER, 0)))
+        .route_layer(from_fn(require_operator));
     let guarded = Guard { state: Arc::clone(state), request_timeout: config.request_timeout };
     extender
         .merge(webhook)
+        .merge(debug)
         .merge(probes())
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)

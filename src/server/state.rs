@@ -8,8 +8,10 @@ use tokio::sync::Notify;
 
 use crate::extender::View;
 use crate::model::time::UnixMillis;
+use crate::server::debug_source::DebugDocument;
 use crate::sync::heartbeat::Heartbeats;
 use crate::telemetry::Metrics;
+use crate::webhook::registry::Rules;
 
 /// State shared by all handlers. The controllers store a new [`View`] when holds, plans or nodes change.
 #[derive(Debug)]
@@ -18,6 +20,12 @@ pub struct AppState {
     pub view: Arc<ArcSwap<View>>,
     /// Notified of requests that read the view.
     pub view_requests: Arc<Notify>,
+    /// The admission rules that the webhook applies.
+    pub rules: Rules,
+    /// What `/debug/state` answers.
+    pub debug: DebugDocument,
+    /// When this replica began to lead; [`UnixMillis::MIN`] while it does not.
+    leading_since: AtomicI64,
     /// Metrics.
     pub metrics: Metrics,
     /// Conditions of `/readyz`.
@@ -35,12 +43,27 @@ impl AppState {
         self.view.load()
     }
 
+    /// Records whether this replica leads.
+    pub fn set_leading(&self, leading: bool) {
+        self.metrics.leader.set(leading.into());
+        self.leading_since.store(if leading { (self.now)() } else { UnixMillis::MIN }.0, Ordering::Release);
+    }
+
+    /// When this replica began to lead; `None` while it does not.
+    pub fn leading_since(&self) -> Option<UnixMillis> {
+        let since = UnixMillis(self.leading_since.load(Ordering::Acquire));
+        (since != UnixMillis::MIN).then_some(since)
+    }
+
     /// State with an empty view, which denies nothing.
     #[must_use]
     pub fn new(metrics: Metrics, now: fn() -> UnixMillis) -> Self {
         Self {
             view: Arc::default(),
             view_requests: Arc::default(),
+            rules: Rules::default(),
+            debug: DebugDocument::default(),
+            leading_since: AtomicI64::new(UnixMillis::MIN.0),
             metrics,
             readiness: Readiness::default(),
             heartbeats: Heartbeats::default(),

@@ -40,6 +40,7 @@ pub struct Certificates {
 struct Names {
     extender: Vec<String>,
     webhook: Vec<String>,
+    debug: Vec<String>,
 }
 
 /// The content that was read last, valid or not: the same content is neither loaded nor reported twice.
@@ -71,8 +72,11 @@ impl Certificates {
     /// Reads and validates the files.
     pub(crate) async fn load(config: &ServerConfig) -> Result<Self, CertificateError> {
         let paths = Paths::new(config);
-        let names =
-            Names { extender: config.extender_client_names.clone(), webhook: config.webhook_client_names.clone() };
+        let names = Names {
+            extender: config.extender_client_names.clone(),
+            webhook: config.webhook_client_names.clone(),
+            debug: config.debug_client_names.clone(),
+        };
         let seen = paths.read().await?;
         let loaded = load(&paths, &names, &seen)?;
         if loaded.expiries.client_ca.is_none() {
@@ -190,10 +194,13 @@ fn load(paths: &Paths, names: &Names, files: &Files) -> Result<Loaded, Certifica
     let expires_at = |authority: &Option<Authority>| authority.as_ref().map(|authority| authority.expires_at);
     let expiries =
         Expiries { serving, chain: whole, client_ca: expires_at(&extender), webhook_client_ca: expires_at(&webhook) };
-    let clients = Clients {
-        extender: clients(&paths.client_ca, extender, &names.extender, &provider)?,
-        webhook: clients(&paths.client_ca, webhook, &names.webhook, &provider)?,
-    };
+    let extender = clients(&paths.client_ca, extender, &names.extender, &provider)?;
+    let debug = extender.as_ref().map(|scheduler| RouteClients {
+        verifier: Arc::clone(&scheduler.verifier),
+        // A certificate may have an empty name.
+        names: names.debug.iter().filter(|name| !name.is_empty()).cloned().collect(),
+    });
+    let clients = Clients { extender, debug, webhook: clients(&paths.client_ca, webhook, &names.webhook, &provider)? };
     Ok(Loaded { config, clients, expiries })
 }
 

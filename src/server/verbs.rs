@@ -73,7 +73,7 @@ pub(crate) async fn preempt(State(state): State<Arc<AppState>>, body: Body) -> R
 pub(crate) async fn mutate(State(state): State<Arc<AppState>>, body: Body) -> Response {
     process(body, move |body| {
         let started = Instant::now();
-        let review = webhook::review(body);
+        let review = webhook::review(body, &state.rules);
         state.metrics.webhook_seconds.with_label_values::<&str>(&[]).observe(started.elapsed().as_secs_f64());
         match review {
             Ok(review) => {

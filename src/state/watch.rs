@@ -255,8 +255,14 @@ fn key<K: Resource<DynamicType = ()>>(object: &K) -> String {
 const FORBIDDEN_RETRY: Duration = Duration::from_secs(30);
 
 /// Watches the emergency stop: the ConfigMap [`pause::NAME`] in `namespace`. While it cannot be read, the last known value holds; without
-/// the right to read it, and before it was read, nothing is paused.
-pub fn start_pause(client: &Client, cluster: &Arc<Cluster>, namespace: &str) {
+/// the right to read it, and before it was read, nothing is paused. Each time it was read, `log_level` gets its value of
+/// [`pause::LOG_LEVEL_KEY`].
+pub fn start_pause(
+    client: &Client,
+    cluster: &Arc<Cluster>,
+    namespace: &str,
+    log_level: impl Fn(Option<&str>) + Send + Sync + 'static,
+) {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let cluster = Arc::clone(cluster);
     tokio::spawn(async move {
@@ -265,18 +271,18 @@ pub fn start_pause(client: &Client, cluster: &Arc<Cluster>, namespace: &str) {
         let mut stream = pin!(watch(api, config).default_backoff());
         let mut listed = None;
         while let Some(event) = stream.next().await {
-            let read = match event {
+            let data = match event {
                 Ok(Event::Init) => {
                     listed = None;
                     continue;
                 }
                 Ok(Event::InitApply(object)) => {
-                    listed = Some(paused(&object));
+                    listed = Some(object.data.unwrap_or_default());
                     continue;
                 }
-                Ok(Event::InitDone) => listed.take().unwrap_or_default(),
-                Ok(Event::Apply(object)) => paused(&object),
-                Ok(Event::Delete(_)) => Pause::default(),
+                Ok(Event::InitDone) => listed.take(),
+                Ok(Event::Apply(object)) => Some(object.data.unwrap_or_default()),
+                Ok(Event::Delete(_)) => None,
                 Err(error) => {
                     tracing::warn!(config_map = pause::NAME, %error, "watch of the emergency stop failed, retrying");
                     if is_forbidden(&error) {
@@ -287,6 +293,8 @@ pub fn start_pause(client: &Client, cluster: &Arc<Cluster>, namespace: &str) {
                     continue;
                 }
             };
+            log_level(data.as_ref().and_then(|data| data.get(pause::LOG_LEVEL_KEY)).map(String::as_str));
+            let read = data.as_ref().map(Pause::of).unwrap_or_default();
             if cluster.read().pause != Some(read) {
                 cluster.update(|state| state.pause = Some(read));
             }
@@ -300,10 +308,6 @@ fn is_forbidden(error: &watcher::Error) -> bool {
         return false;
     };
     status.code == 403
-}
-
-fn paused(object: &ConfigMap) -> Pause {
-    Pause::parse(object.data.as_ref().and_then(|data| data.get(pause::KEY)).map(String::as_str))
 }
 
 /// Waits until the emergency stop was read, or may not be read, at most for `limit`. Returns whether it was.
@@ -331,6 +335,8 @@ pub async fn synced(cluster: &Cluster, services: bool) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use serde_json::json;
 
     use super::*;
@@ -371,14 +377,18 @@ mod tests {
         ] {
             let api = FakeApi::default();
             let meta = json!({"name": pause::NAME, "namespace": "n"});
-            let stop = json!({"metadata": meta, "data": {(pause::KEY): "disruption"}});
+            let stop = json!({"metadata": meta, "data": {(pause::KEY): "disruption", (pause::LOG_LEVEL_KEY): "debug"}});
             api.put(&serde_json::from_value::<ConfigMap>(stop).unwrap());
             if let Some(refusal) = &refusal {
                 api.inject(Fault::Refused(refusal.clone()), usize::MAX, |_| true);
             }
             let cluster = Arc::new(Cluster::default());
-            start_pause(&api.client(), &cluster, "n");
+            let levels = Arc::new(Mutex::new(Vec::new()));
+            let seen = Arc::clone(&levels);
+            start_pause(&api.client(), &cluster, "n", move |level| seen.lock().unwrap().push(level.map(str::to_owned)));
             assert_eq!(pause_read(&cluster, LIMIT).await, read, "{refusal:?}");
+            let wanted = refusal.is_none().then(|| Some("debug".to_owned()));
+            assert_eq!(levels.lock().unwrap().first().cloned(), wanted, "{refusal:?}");
             assert_eq!(cluster.read().pause().label(), paused, "{refusal:?}");
         }
     }

@@ -24,6 +24,8 @@ struct Loop {
     limit: Duration,
     /// When the turn began or last made progress; `None` between two turns.
     since: Mutex<Option<Instant>>,
+    /// When the last turn ended.
+    completed: Mutex<Option<Instant>>,
 }
 
 /// Removes the loop when it ends.
@@ -44,6 +46,8 @@ pub struct Turn {
     pub name: &'static str,
     pub age: Duration,
     pub limit: Duration,
+    /// Time since the end of the last turn; `None` before. Watches have one turn only.
+    pub completed: Option<Duration>,
 }
 
 impl Heartbeats {
@@ -54,7 +58,8 @@ impl Heartbeats {
         limit: Duration,
         future: F,
     ) -> impl Future<Output = F::Output> + use<F> {
-        let registered = Arc::new(Loop { name, limit, since: Mutex::new(Some(Instant::now())) });
+        let registered =
+            Arc::new(Loop { name, limit, since: Mutex::new(Some(Instant::now())), completed: Mutex::default() });
         lock(&self.loops).push(Arc::clone(&registered));
         CURRENT.scope(Registration { heartbeats: self.clone(), registered }, future)
     }
@@ -62,9 +67,10 @@ impl Heartbeats {
     /// The present turn of each loop, by name. Of several loops of one name, the turn that is the longest.
     pub fn turns(&self, now: Instant) -> Vec<Turn> {
         let age = |each: &Loop| lock(&each.since).map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        let loops = lock(&self.loops);
-        let mut turns: Vec<Turn> =
-            loops.iter().map(|each| Turn { name: each.name, age: age(each), limit: each.limit }).collect();
+        let completed = |each: &Loop| lock(&each.completed).map(|at| now.saturating_duration_since(at));
+        let turn =
+            |each: &Arc<Loop>| Turn { name: each.name, age: age(each), limit: each.limit, completed: completed(each) };
+        let mut turns: Vec<Turn> = lock(&self.loops).iter().map(turn).collect();
         turns.sort_by_key(|turn| (turn.name, std::cmp::Reverse(turn.age)));
         turns.dedup_by_key(|turn| turn.name);
         turns
@@ -99,7 +105,12 @@ pub async fn rest_forever<T>() -> T {
 }
 
 fn set(since: Option<Instant>) {
-    let _ = CURRENT.try_with(|current| *lock(&current.registered.since) = since);
+    let _ = CURRENT.try_with(|current| {
+        if since.is_none() {
+            *lock(&current.registered.completed) = Some(Instant::now());
+        }
+        *lock(&current.registered.since) = since;
+    });
 }
 
 #[cfg(test)]
@@ -143,7 +154,9 @@ mod tests {
             std::future::pending::<()>().await;
         }));
         assert!(looping.as_mut().now_or_never().is_none());
-        assert_eq!(heartbeats.turns(after(4))[0].age, Duration::ZERO, "it waits");
+        let waiting = heartbeats.turns(after(4))[0];
+        assert_eq!(waiting.age, Duration::ZERO, "it waits");
+        assert!(waiting.completed.is_some_and(|ago| ago >= Duration::from_mins(3)), "its first turn is complete");
         wake.send(()).unwrap();
         assert!(looping.as_mut().now_or_never().is_none());
         let begun = Instant::now();

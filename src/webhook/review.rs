@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::model::labels::{NORMALIZED, WEBHOOK};
 use crate::webhook::pod::{list, object_mut, text};
-use crate::webhook::registry::RULES;
+use crate::webhook::registry::{RULES, Rules};
 
 /// Maximum length of a warning in bytes: the API server truncates at 256 and recommends less than 120.
 const WARNING_BYTES: usize = 119;
@@ -74,11 +74,12 @@ impl ReviewResult {
     }
 }
 
-/// Reviews an `AdmissionReview` (`admission.k8s.io/v1`), given as bytes. The pod is always allowed, with or without a patch.
+/// Reviews an `AdmissionReview` (`admission.k8s.io/v1`), given as bytes, with these rules. The pod is always allowed, with or without a
+/// patch.
 ///
 /// # Errors
 /// The body is not such a review, or has no `request.uid`.
-pub fn review(body: &[u8]) -> Result<Review, AdmissionError> {
+pub fn review(body: &[u8], rules: &Rules) -> Result<Review, AdmissionError> {
     let review: Value = serde_json::from_slice(body)?;
     let (api_version, kind) = (text(&review, "apiVersion"), text(&review, "kind"));
     if api_version != "admission.k8s.io/v1" || kind != "AdmissionReview" {
@@ -102,7 +103,7 @@ pub fn review(body: &[u8]) -> Result<Review, AdmissionError> {
     if is_exempt(request, pod) {
         return Ok(answer(uid, ReviewResult::Exempt, Outcome::default()));
     }
-    let outcome = normalize(pod);
+    let outcome = normalize(pod, rules);
     let result = match (&outcome.patch, outcome.doubtful) {
         (_, true) => ReviewResult::Doubtful,
         (Some(_), false) => ReviewResult::Patched,
@@ -140,11 +141,11 @@ struct Outcome {
     warnings: Vec<String>,
 }
 
-fn normalize(pod: &Value) -> Outcome {
+fn normalize(pod: &Value, rules: &Rules) -> Outcome {
     let mut wanted = pod.clone();
     let mut outcome = Outcome::default();
-    outcome.rules.extend(RULES.iter().filter(|rule| (rule.apply)(&mut wanted)).map(|rule| rule.id));
-    outcome.warnings.extend(RULES.iter().flat_map(|rule| (rule.warnings)(&wanted)));
+    outcome.rules.extend(rules.iter().filter(|rule| (rule.apply)(&mut wanted)).map(|rule| rule.id));
+    outcome.warnings.extend(rules.iter().flat_map(|rule| (rule.warnings)(&wanted)));
     if outcome.rules.is_empty() {
         return outcome;
     }

@@ -12,6 +12,7 @@ use crate::cli::aws::AwsArgs;
 use crate::cli::planning::PlanArgs;
 use crate::cloud::simulated::BootDelay;
 use crate::decisions::placement::mode::PlacementMode;
+use crate::webhook::registry::parse_id;
 
 /// `--cloud`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -78,6 +79,12 @@ pub struct ControllerArgs {
     /// Names of the API server: common names, DNS names or URIs of the client certificates that the webhook accepts.
     #[arg(long, env = "STOWAGE_WEBHOOK_CLIENT_NAMES", value_delimiter = ',', default_value = "kube-apiserver", value_parser = NonEmptyStringValueParser::new())]
     pub webhook_client_names: Vec<String>,
+    /// Names of operators: common names, DNS names or URIs of the client certificates, signed by the CA of --client-ca, that may read /debug/state; empty for none.
+    #[arg(long, env = "STOWAGE_DEBUG_CLIENT_NAMES", value_delimiter = ',', default_value = "stowage-debug")]
+    pub debug_client_names: Vec<String>,
+    /// Ids of admission rules that the webhook does not apply, such as n1,n13 [default: none].
+    #[arg(long, env = "STOWAGE_DISABLED_ADMISSION_RULES", value_parser = parse_rules, default_value = "", hide_default_value = true)]
+    pub disabled_admission_rules: DisabledRules,
     /// Port of /metrics; 0 selects a free port.
     #[arg(long, env = "METRICS_PORT", default_value_t = 8080)]
     pub metrics_port: u16,
@@ -144,6 +151,15 @@ pub struct ControllerArgs {
     pub simulated_seed: u64,
 }
 
+/// `--disabled-admission-rules`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DisabledRules(pub Vec<&'static str>);
+
+fn parse_rules(text: &str) -> Result<DisabledRules, String> {
+    let ids = text.split(',').filter(|id| !id.trim().is_empty());
+    ids.map(|id| parse_id(id).map_err(|error| format!("{id}: {error}"))).collect::<Result<_, _>>().map(DisabledRules)
+}
+
 fn parse_boot_delay(text: &str) -> Result<BootDelay, String> {
     match text.split_once('-') {
         None => parse_duration(text).map(BootDelay::Fixed),
@@ -182,6 +198,7 @@ mod tests {
                 ["--extender-client-names", "a,,b"],
                 ["--extender-client-names", "a value is required", "none was supplied"],
             ),
+            (["--disabled-admission-rules", "n1,n99"], ["--disabled-admission-rules", "n99", "n1, n9, n22, n13, n11"]),
             (["--disable-leader-election", "yes"], ["--disable-leader-election", "yes", "true, false"]),
             (["--simulated-boot-delay", "9s-3s"], ["--simulated-boot-delay", "9s-3s", "must not be longer"]),
         ] {
@@ -190,6 +207,13 @@ mod tests {
                 assert!(error.contains(part), "{part} is not in: {error}");
             }
         }
+    }
+
+    #[test]
+    fn no_admission_rule_is_disabled_by_default_and_any_of_them_by_its_id() {
+        let disabled = |args: &[&str]| parse(args).unwrap().disabled_admission_rules.0;
+        assert!(disabled(&[]).is_empty() && disabled(&["--disabled-admission-rules="]).is_empty());
+        assert_eq!(disabled(&["--disabled-admission-rules", "n13, n9"]), ["n13", "n9"]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::cli::controller::cloud::{Prepared, cloud};
 use crate::cli::controller::start_cloud::{Starting, lost, release};
 use crate::cloud::simulated::new_instance::IMAGE_ID;
 use crate::controllers::context::Settings;
+use crate::controllers::debug_state::sources::DebugSources;
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::disruption;
 use crate::controllers::enforcement::nominations;
@@ -47,6 +48,7 @@ pub(crate) fn lead(
     mut election: Option<Candidate>,
     cluster: Arc<Cluster>,
     derived: Arc<DerivedState>,
+    debug: Arc<DebugSources>,
     metrics: ControllerMetrics,
     state: Arc<AppState>,
     mut stopped: tokio::sync::watch::Receiver<bool>,
@@ -87,6 +89,7 @@ pub(crate) fn lead(
             return Ok(());
         };
         let ctx = Arc::new(Context::new(client, evictions, cluster, derived, cloud, settings, metrics));
+        debug.set_leader(&ctx);
         let mut loops =
             Loops { tasks, ctx, heartbeats: state.heartbeats.clone(), panics: state.metrics.loop_panics.clone() };
         // Each of these does nothing when the cloud lacks the capability it needs.
@@ -117,7 +120,7 @@ pub(crate) fn lead(
         };
         // Nothing may be written after another replica can lead.
         loops.tasks.shutdown().await;
-        state.metrics.leader.set(0);
+        state.set_leading(false);
         if result.is_ok() {
             release(&mut election).await;
         }

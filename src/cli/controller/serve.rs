@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
@@ -11,7 +11,10 @@ use crate::cli::controller::api_calls::ApiCalls;
 use crate::cli::controller::arguments::ControllerArgs;
 use crate::cli::controller::clients::Clients;
 use crate::cli::controller::lead::{TURN_LIMIT, lead};
+use crate::cli::controller::logging::LogControl;
 use crate::clock;
+use crate::controllers::debug_state::snapshot::Process;
+use crate::controllers::debug_state::sources::DebugSources;
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::enforcement::extender_view;
 use crate::controllers::leader::Candidate;
@@ -24,11 +27,12 @@ use crate::state::watch::Watches;
 use crate::state::{Cluster, ClusterState};
 use crate::telemetry::Metrics;
 use crate::telemetry::controllers::ControllerMetrics;
+use crate::webhook::registry::Rules;
 
 /// Name of the loop that rebuilds the extender's view.
 const EXTENDER_VIEW: &str = "extender view";
 
-pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
+pub(crate) async fn serve(args: &ControllerArgs, logs: LogControl) -> anyhow::Result<()> {
     let config = cluster::config()
         .await
         .context("no access to a cluster: set KUBECONFIG, or run in a pod with a service account")?;
@@ -47,7 +51,9 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
         let identity = format!("{host}_{}_{}", std::process::id(), clock::now().0);
         Candidate::new(lease, &namespace, &args.leader_election_name, identity, metrics.lease_transitions.clone())
     });
-    let state = Arc::new(AppState::new(metrics, clock::now));
+    let mut state = AppState::new(metrics, clock::now);
+    state.rules = Rules::without(&args.disabled_admission_rules.0);
+    let state = Arc::new(state);
     let mut server_config = ServerConfig::new(&args.cert_dir);
     let at = |port| SocketAddr::new(args.bind_address, port);
     server_config.https_addr = at(args.https_port);
@@ -55,6 +61,7 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     server_config.extender_client_names.clone_from(&args.extender_client_names);
     server_config.webhook_client_ca.clone_from(&args.webhook_client_ca);
     server_config.webhook_client_names.clone_from(&args.webhook_client_names);
+    server_config.debug_client_names.clone_from(&args.debug_client_names);
     server_config.metrics_addr = Some(at(args.metrics_port));
     server_config.health_addr = Some(at(args.health_probe_port));
     let server = Server::start(server_config, Arc::clone(&state)).await?;
@@ -70,8 +77,19 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     let heartbeats = &state.heartbeats;
     Watches { cluster: &cluster, heartbeats, clock: clock::now }
         .start(&watches, !args.plan.scheduler_config.is_empty());
-    watch::start_pause(&watches, &cluster, &config.default_namespace);
+    watch::start_pause(&watches, &cluster, &config.default_namespace, move |level| logs.apply(level));
     let derived = Arc::new(DerivedState::default());
+    let debug = Arc::new(DebugSources::new(Arc::clone(&cluster), Arc::clone(&derived)));
+    {
+        let (debug, replica) = (Arc::clone(&debug), Arc::downgrade(&state));
+        state.debug.set_source(move || {
+            let Some(state) = replica.upgrade() else { return Vec::new() };
+            let now = (state.now)();
+            let (leading_since, not_ready) = (state.leading_since(), state.readiness.missing(now));
+            let turns = state.heartbeats.turns(Instant::now());
+            debug.document(Process { version: env!("CARGO_PKG_VERSION"), leading_since, not_ready, turns }, now)
+        });
+    }
     if args.placement != PlacementMode::Off {
         let (cluster, derived, view) = (Arc::clone(&cluster), Arc::clone(&derived), Arc::clone(&state.view));
         let (placement, requests) = (args.placement, Arc::clone(&state.view_requests));
@@ -94,6 +112,7 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
         election,
         cluster,
         derived,
+        debug,
         controller_metrics,
         Arc::clone(&state),
         stopped.clone(),

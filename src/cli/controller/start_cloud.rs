@@ -143,7 +143,7 @@ impl Candidacy<'_> {
                 seconds = timing.give_up_after.as_secs(),
                 "EC2 could not be started, giving the lease back"
             );
-            state.metrics.leader.set(0);
+            state.set_leading(false);
             release(election).await;
             tokio::select! {
                 () = tokio::time::sleep(timing.stand_back) => {}
@@ -166,7 +166,7 @@ async fn acquire(election: &mut Option<Candidate>, state: &AppState, stopped: &m
             () = stop(stopped) => return false,
         }
     }
-    state.metrics.leader.set(1);
+    state.set_leading(true);
     true
 }
 

@@ -6,7 +6,9 @@ use crate::controllers::context::Context;
 use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::simulate::simulate;
 use crate::decisions::disruption::consolidation::{Consolidation, Pause, pause};
+use crate::decisions::last_decisions::LastConsolidation;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
+use crate::sync::lock;
 
 /// Claims whose nodes are to be removed together: the pods of each fit on the others, or on new nodes that cost less than the
 /// removed ones.
@@ -21,9 +23,15 @@ pub async fn choose(ctx: &Context, pools: &[ReadyPool], types: &InstanceTypes) -
             gauge.set(i64::from(paused == Some(reason)));
         }
         if paused.is_some() {
+            *lock(&ctx.last_consolidation) = Some(LastConsolidation { paused, ..LastConsolidation::at(now) });
             return Vec::new();
         }
         Consolidation::begin(&state, &ctx.derived.holds(&state, now), types, most, now)
+    };
+    let mut decision = LastConsolidation {
+        candidates: candidates.len(),
+        blocked: consolidation.blocked.len(),
+        ..LastConsolidation::at(now)
     };
     report_blocked(ctx, "underutilized", &consolidation.blocked).await;
     for candidate in candidates {
@@ -33,6 +41,8 @@ pub async fn choose(ctx: &Context, pools: &[ReadyPool], types: &InstanceTypes) -
         }
     }
     let (claims, saving) = consolidation.finish();
+    (decision.chosen, decision.saving) = (claims.len(), saving);
+    *lock(&ctx.last_consolidation) = Some(decision);
     if !claims.is_empty() {
         tracing::info!(nodes = claims.len(), usd_per_hour = saving.usd(), "consolidating nodes");
     }

@@ -14,6 +14,7 @@ use crate::controllers::provisioning::quarantine::quarantine;
 use crate::controllers::provisioning::rejections::{Rejected, serve_rejected};
 use crate::controllers::provisioning::supply::{self, Trials, isolate_supply, quarantine_sources};
 use crate::controllers::run_loop::{Pace, RunLoop};
+use crate::decisions::last_decisions::LastPlan;
 use crate::decisions::provisioning::batch_window::closes_at;
 use crate::decisions::provisioning::pod_queue::PodQueue;
 use crate::decisions::provisioning::quarantine::Cause;
@@ -74,6 +75,7 @@ async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue, unschedulable: &mut
         let took = started.elapsed();
         ctx.metrics.plan_seconds.observe(took.as_secs_f64());
         log_plan(snapshot, plan, took);
+        *lock(&ctx.last_plan) = Some(Arc::new(LastPlan::of(snapshot, plan, took)));
         let writer = PlanWriter { ctx, pools: &pools, snapshot, plan };
         let mut written = writer.write(queue.first_seen()).await;
         served.append(&mut written.served);

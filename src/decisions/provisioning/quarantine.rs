@@ -108,6 +108,13 @@ impl Quarantine {
         self.namespaces.retain(|_, classes| !classes.is_empty());
     }
 
+    /// The classes that are left out at `now`: namespace, cause and end.
+    pub fn left_out(&self, now: UnixMillis) -> impl Iterator<Item = (&Arc<str>, Cause, UnixMillis)> {
+        let entries =
+            self.namespaces.iter().flat_map(|(name, classes)| classes.values().map(move |entry| (name, entry)));
+        entries.filter(move |(_, entry)| now < entry.until).map(|(name, entry)| (name, entry.cause, entry.until))
+    }
+
     /// Whether nothing is left out or remembered.
     pub fn is_empty(&self) -> bool {
         self.namespaces.is_empty()

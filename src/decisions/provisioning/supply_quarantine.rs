@@ -108,6 +108,11 @@ impl SupplyQuarantine {
         );
     }
 
+    /// The sources that are left out at `now`, with the end.
+    pub fn left_out(&self, now: UnixMillis) -> impl Iterator<Item = (&Source, UnixMillis)> {
+        self.entries.iter().filter(move |(_, entry)| now < entry.until).map(|(source, entry)| (source, entry.until))
+    }
+
     /// How many sources of each of [`Source::KINDS`] are left out at `now`.
     pub fn counts(&self, now: UnixMillis) -> [usize; 2] {
         let left_out = || self.entries.iter().filter(|(_, entry)| now < entry.until);

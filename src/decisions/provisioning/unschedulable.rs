@@ -80,12 +80,12 @@ impl UnschedulablePods {
     }
 }
 
-/// The first members of each group in turns, at most `most`.
-fn in_turns(groups: BTreeMap<&str, Vec<usize>>, most: usize) -> Vec<usize> {
+/// The first members of each group in turns, at most `most`: no group keeps another one out.
+pub fn in_turns<T>(groups: BTreeMap<&str, Vec<T>>, most: usize) -> Vec<T> {
     let mut turns: Vec<_> = groups.into_values().map(Vec::into_iter).collect();
     let mut out = Vec::new();
     while out.len() < most && !turns.is_empty() {
-        turns.retain_mut(|turn| turn.next().map(|index| out.push(index)).is_some());
+        turns.retain_mut(|turn| turn.next().map(|member| out.push(member)).is_some());
     }
     out.truncate(most);
     out

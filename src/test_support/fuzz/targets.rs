@@ -25,6 +25,7 @@ use crate::state::snapshot::SnapshotRequest;
 use crate::test_support::planner::catalog;
 use crate::test_support::state_with_planned_pod;
 use crate::webhook;
+use crate::webhook::registry::Rules;
 
 const NOW: UnixMillis = UnixMillis(1_700_000_000_000);
 /// Objects of one input: an attacker can send more, but a mutant with thousands would only repeat what these show.
@@ -32,7 +33,7 @@ const MOST_OBJECTS: usize = 200;
 
 #[test]
 fn admission_reviews() {
-    fuzz("admission-review", 1, |body| match webhook::review(body) {
+    fuzz("admission-review", 1, |body| match webhook::review(body, &Rules::default()) {
         Ok(review) => serde_json::to_vec(&review.response).is_ok(),
         Err(error) => error.to_string().is_empty(),
     });

@@ -20,7 +20,7 @@ fn pod_review(pod: &Value) -> Value {
 }
 
 fn answered(review: &Value) -> Review {
-    crate::webhook::review::review(review.to_string().as_bytes()).unwrap()
+    crate::webhook::review::review(review.to_string().as_bytes(), &Rules::default()).unwrap()
 }
 
 /// The pod as the API server would store it.
@@ -180,12 +180,12 @@ fn malformed_reviews_are_rejected_with_the_reason() {
             "the AdmissionReview's request.object is missing or is not an object",
         ),
     ] {
-        let error = crate::webhook::review::review(body.as_bytes()).unwrap_err();
+        let error = crate::webhook::review::review(body.as_bytes(), &Rules::default()).unwrap_err();
         assert_eq!(error.to_string(), message);
     }
     let deep = "[".repeat(100_000);
-    assert!(crate::webhook::review::review(deep.as_bytes()).is_err(), "nesting is bounded");
-    assert!(crate::webhook::review::review(&[0xff, 0xfe]).is_err());
+    assert!(crate::webhook::review::review(deep.as_bytes(), &Rules::default()).is_err(), "nesting is bounded");
+    assert!(crate::webhook::review::review(&[0xff, 0xfe], &Rules::default()).is_err());
 }
 
 #[test]
@@ -209,6 +209,26 @@ fn ids_of_an_earlier_review_stay_in_the_annotation() {
     });
     let out = patched(&pod, &answered(&pod_review(&pod)));
     assert_eq!(out["metadata"]["annotations"]["stowage.dev/normalized"], "n1,n13");
+}
+
+#[test]
+fn a_disabled_rule_neither_changes_pods_nor_warns_and_stays_in_the_annotation() {
+    let pod = json!({
+        "metadata": {"annotations": {"stowage.dev/normalized": "n1"}},
+        "spec": {
+            "nodeSelector": {"beta.kubernetes.io/os": "linux", "kubernetes.io/arch": "arm64", "beta.kubernetes.io/arch": "amd64"},
+            "containers": [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]
+        }
+    });
+    let rules = Rules::without(&["n1", "n13"]);
+    let review = crate::webhook::review::review(pod_review(&pod).to_string().as_bytes(), &rules).unwrap();
+    assert_eq!((review.rules.as_slice(), &review.response["response"]["warnings"]), (&["n22"][..], &Value::Null));
+    let out = patched(&pod, &review);
+    assert_eq!(out["spec"]["nodeSelector"], pod["spec"]["nodeSelector"]);
+    assert_eq!(out["spec"].get("tolerations"), None);
+    assert_eq!(out["metadata"]["annotations"]["stowage.dev/normalized"], "n1,n22");
+    let every = answered(&pod_review(&pod));
+    assert!(every.rules == ["n1", "n22", "n13"] && every.response["response"]["warnings"].is_array());
 }
 
 fn key() -> impl Strategy<Value = &'static str> {
@@ -367,6 +387,6 @@ proptest! {
 
     #[test]
     fn no_body_causes_a_panic(body in prop::collection::vec(any::<u8>(), 0..64)) {
-        let _ = crate::webhook::review::review(&body);
+        let _ = crate::webhook::review::review(&body, &Rules::default());
     }
 }

@@ -77,6 +77,9 @@ async fn refresh_dataset(region: &Region, apis: &RegionApis, dataset: Dataset) {
             info!(region = name, %dataset, "region data is read from AWS again");
         }
     }
+    if region.snapshot().source(dataset).is_live() {
+        region.record_read(dataset, clock::now());
+    }
 }
 
 /// Reads every dataset once, before the first launch. Never fails: every dataset has a fallback. Waits at most `timeout` for each:
@@ -167,6 +170,7 @@ mod tests {
         let snapshot = region.snapshot();
         assert!(snapshot.source(Dataset::Zones).is_live(), "the response is applied");
         assert!(matches!(snapshot.source(Dataset::OnDemandPrices), Source::Embedded { .. }));
+        assert!(region.read_at(Dataset::Zones).is_some() && region.read_at(Dataset::OnDemandPrices).is_none());
         assert!(
             failed_datasets(&region, &apis.datasets()).contains(&Dataset::OnDemandPrices),
             "the price list is read again"

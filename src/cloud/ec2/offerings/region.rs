@@ -8,8 +8,9 @@ use arc_swap::ArcSwap;
 use crate::cloud::ec2::offerings::catalog_key::CatalogKey;
 use crate::cloud::ec2::offerings::class_offerings;
 use crate::cloud::ec2::offerings::class_offerings::OfferingInputs;
-use crate::cloud::ec2::offerings::region_snapshot::{RegionResponses, RegionSnapshot, SourceTransition};
+use crate::cloud::ec2::offerings::region_snapshot::{Dataset, RegionResponses, RegionSnapshot, SourceTransition};
 use crate::model::offering::{Catalog, InstanceType};
+use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// Maximum number of cached catalogs. All are dropped when one more is needed.
@@ -29,16 +30,27 @@ struct CachedCatalog {
 pub struct Region {
     snapshot: ArcSwap<RegionSnapshot>,
     catalogs: Mutex<BTreeMap<CatalogKey, CachedCatalog>>,
+    read_at: Mutex<BTreeMap<Dataset, UnixMillis>>,
 }
 
 impl Region {
     /// A region that starts with a snapshot.
     pub fn new(snapshot: RegionSnapshot) -> Self {
-        Self { snapshot: ArcSwap::from_pointee(snapshot), catalogs: Mutex::default() }
+        Self { snapshot: ArcSwap::from_pointee(snapshot), catalogs: Mutex::default(), read_at: Mutex::default() }
     }
 
     pub fn snapshot(&self) -> Arc<RegionSnapshot> {
         self.snapshot.load_full()
+    }
+
+    /// When a dataset was last read; `None` before.
+    pub fn read_at(&self, dataset: Dataset) -> Option<UnixMillis> {
+        lock(&self.read_at).get(&dataset).copied()
+    }
+
+    /// Records when a dataset was read.
+    pub fn record_read(&self, dataset: Dataset, now: UnixMillis) {
+        lock(&self.read_at).insert(dataset, now);
     }
 
     /// Applies responses and returns the APIs that started or stopped failing. Not for concurrent callers: one would lose its

@@ -132,6 +132,11 @@ impl OfferingStore {
         lock(&self.state).unavailable.clone()
     }
 
+    /// The first entries of unavailable capacity with their ends, and the number of entries.
+    pub fn unavailable_entries(&self, most: usize, now: UnixMillis) -> (Vec<(CapacityScope, UnixMillis)>, usize) {
+        lock(&self.state).unavailable.entries(most, now)
+    }
+
     /// Records the memory that a registered Node reports for its instance type.
     pub fn record_memory(&self, claim: &NodeClaim, node: &Node, now: UnixMillis) {
         lock(&self.state).memory.record(claim, node, now);

@@ -4,6 +4,7 @@
 //! capacity type, or a subnet. Marking it again restarts the three minutes. Time is an argument.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt;
 use std::time::Duration;
 
 use crate::api::node_class::SubnetStatus;
@@ -23,6 +24,19 @@ pub enum CapacityScope {
     CapacityType(CapacityType),
     /// A subnet without free addresses.
     Subnet(String),
+}
+
+impl fmt::Display for CapacityScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Offering(Override { instance_type, zone, capacity_type }, group) => {
+                write!(f, "{instance_type} in {zone}, {capacity_type}")?;
+                group.as_ref().map_or(Ok(()), |group| write!(f, ", placement group {group}"))
+            }
+            Self::CapacityType(capacity_type) => write!(f, "all of {capacity_type}"),
+            Self::Subnet(id) => write!(f, "{id} has no free addresses"),
+        }
+    }
 }
 
 /// Where in a placement group a launch was: the group, or one of its partitions.
@@ -81,6 +95,12 @@ impl UnavailableOfferings {
         self.is_unavailable(offering, group, now) || (!self.expires_at.is_empty() && in_partition().unwrap_or(false))
     }
 
+    /// At most `most` entries with their ends, and the number of all.
+    pub fn entries(&self, most: usize, now: UnixMillis) -> (Vec<(CapacityScope, UnixMillis)>, usize) {
+        let entries = || self.expires_at.iter().filter(|(_, expiry)| **expiry > now);
+        (entries().take(most).map(|(scope, expiry)| (scope.clone(), *expiry)).collect(), entries().count())
+    }
+
     /// Drops expired entries. Returns a version that changes whenever the entries do.
     pub fn prune(&mut self, now: UnixMillis) -> u64 {
         let before = self.expires_at.len();
@@ -136,6 +156,10 @@ mod tests {
         ] {
             assert!(!unavailable.is_unavailable(&other, None, START), "{other:?}");
         }
+        let entries = unavailable.entries(1, last_moment());
+        assert_eq!((entries.0[0].0.to_string().as_str(), entries.1), ("m5.xlarge in a, spot", 1));
+        assert_eq!(unavailable.entries(0, last_moment()), (Vec::new(), 1));
+        assert_eq!(unavailable.entries(9, START + TTL), (Vec::new(), 0));
         let before = unavailable.prune(last_moment());
         assert_eq!(unavailable.prune(START + TTL), before + 1, "an expiry is a change");
         assert_eq!(unavailable.prune(START + TTL), before + 1);

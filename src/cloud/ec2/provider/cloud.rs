@@ -16,13 +16,17 @@ use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::instances::spot_requests::SPOT_REQUESTS;
 use crate::cloud::ec2::instances::{status_checks, tagging};
 use crate::cloud::ec2::launch::templates::store;
+use crate::cloud::ec2::offerings::region_snapshot::{Dataset, Source};
 use crate::cloud::ec2::provider::{Ec2Provider, recording};
+use crate::cloud::offering_state::{OfferingData, OfferingState};
 use crate::cloud::{
     Capabilities, Cloud, CloudError, ClusterObserver, Drift, Instance, InstanceEvents, InstanceTagging, LaunchError,
-    LaunchRequest, Launched, Message, NodeClassCloud, OptionalApi, Override, Resolution, ServiceStatus, Untagged,
+    LaunchRequest, Launched, Message, NodeClassCloud, OfferingStatus, OptionalApi, Override, Resolution, ServiceStatus,
+    Untagged,
 };
 use crate::model::instance_health::Unhealthy;
 use crate::model::offering::Catalog;
+use crate::model::time::UnixMillis;
 
 /// How long a receive waits without a queue.
 const NO_QUEUE: Duration = Duration::from_secs(20);
@@ -93,6 +97,7 @@ impl Cloud for Ec2Provider {
             instance_tagging: Some(self),
             cluster_observer: Some(self),
             service_status: Some(self),
+            offering_status: Some(self),
             capacity_reservations: true,
             untrusted_messages: true,
         }
@@ -212,5 +217,22 @@ impl ServiceStatus for Ec2Provider {
         let mut out = self.degraded_apis.failing();
         out.extend(self.offerings.snapshot().failing_apis());
         out
+    }
+}
+
+impl OfferingStatus for Ec2Provider {
+    fn offering_state(&self, most: usize, now: UnixMillis) -> OfferingState {
+        let (unavailable, unavailable_count) = self.offerings.unavailable_entries(most, now);
+        let (region, snapshot) = (self.offerings.region(), self.offerings.snapshot());
+        let data = Dataset::ALL.into_iter().map(|dataset| {
+            let (source, error) = match snapshot.source(dataset) {
+                Source::Live => ("live", None),
+                Source::Stale { error } => ("stale", Some(error.clone())),
+                Source::Embedded { error } => ("embedded", error.clone()),
+            };
+            OfferingData { kind: dataset.to_string(), source, read_at: region.read_at(dataset), error }
+        });
+        let unavailable = unavailable.into_iter().map(|(scope, until)| (scope.to_string(), until)).collect();
+        OfferingState { unavailable, unavailable_count, data: data.collect() }
     }
 }

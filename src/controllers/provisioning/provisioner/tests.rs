@@ -292,3 +292,14 @@ async fn a_pod_that_the_planner_panics_over_on_every_node_leaves_no_node_out() {
         assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), [0, 0], "{namespaces:?}");
     }
 }
+
+#[tokio::test]
+async fn the_last_plan_keeps_the_reasons_of_pods_that_it_leaves_without_a_node() {
+    let world = world();
+    pending(&world, "small", "100m");
+    pending(&world, "huge", "9999");
+    let (.., ctx) = provisioned(&world, plan, 1).await;
+    let last = lock(&ctx.last_plan).clone().unwrap();
+    assert_eq!((last.pods, last.new_nodes, last.on_existing, last.left_out), (2, 1, 0, 1));
+    assert!(last.reasons.len() == 1 && &*last.reasons[0].0 == "n/huge" && !last.reasons[0].1.is_empty(), "{last:?}");
+}

@@ -1,0 +1,151 @@
+//! The log: its format, and its level, which the ConfigMap of the emergency stop can change while the process runs.
+
+use std::sync::Mutex;
+
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+use tracing_subscriber::{EnvFilter, reload};
+
+use crate::cli::controller::arguments::{LogFormat, LogLevel};
+use crate::model::pause;
+use crate::sync::lock;
+
+/// Maximum number of characters of an invalid level in the log.
+const SHOWN_CHARS: usize = 50;
+
+/// Writes a filter into the subscriber.
+type Reload = Box<dyn Fn(EnvFilter) -> Result<(), reload::Error> + Send + Sync>;
+
+/// The level of the log.
+pub(crate) struct LogControl {
+    /// The level of the setting.
+    setting: LogLevel,
+    reload: Reload,
+    /// The value that was last read, valid or not: each is applied and reported once.
+    last: Mutex<Option<String>>,
+}
+
+impl LogControl {
+    /// Starts logging to standard error.
+    pub(crate) fn install(setting: LogLevel, format: LogFormat) -> Self {
+        let logs = tracing_subscriber::fmt().with_env_filter(filter(setting)).with_writer(std::io::stderr);
+        let reload: Reload = match format {
+            LogFormat::Json => {
+                let logs = logs.json().flatten_event(true).with_filter_reloading();
+                let handle = logs.reload_handle();
+                logs.init();
+                Box::new(move |filter| handle.reload(filter))
+            }
+            LogFormat::Text => {
+                let logs = logs.with_ansi(false).with_filter_reloading();
+                let handle = logs.reload_handle();
+                logs.init();
+                Box::new(move |filter| handle.reload(filter))
+            }
+        };
+        Self { setting, reload, last: Mutex::default() }
+    }
+
+    /// Applies the level of the ConfigMap: `None`, and a value that is no level, select the level of the setting.
+    pub(crate) fn apply(&self, value: Option<&str>) {
+        let mut last = lock(&self.last);
+        if last.as_deref() == value {
+            return;
+        }
+        *last = value.map(str::to_owned);
+        let parsed = value.map(|value| LogLevel::from_str(value.trim(), false));
+        let level = parsed.clone().and_then(Result::ok).unwrap_or(self.setting);
+        if let Err(error) = (self.reload)(filter(level)) {
+            tracing::error!(%error, "log level could not be changed");
+            return;
+        }
+        if let (Some(value), Some(Err(_))) = (value, parsed) {
+            let value: String = value.chars().take(SHOWN_CHARS).collect();
+            let expected = "debug, info, warn or error";
+            // An error, so that it is seen at every level.
+            tracing::error!(
+                config_map = pause::NAME,
+                key = pause::LOG_LEVEL_KEY,
+                value,
+                expected,
+                "invalid log level ignored"
+            );
+        }
+        let log_level = level.to_possible_value();
+        tracing::warn!(log_level = log_level.as_ref().map(PossibleValue::get_name), "log level changed");
+    }
+}
+
+/// What is logged at a level: of dependencies, warnings only, and at `debug` actions.
+fn filter(level: LogLevel) -> EnvFilter {
+    let directives = match level {
+        LogLevel::Debug => "stowage=debug,info",
+        LogLevel::Info => "stowage=info,warn",
+        LogLevel::Warn => "warn",
+        LogLevel::Error => "error",
+    };
+    EnvFilter::new(directives)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            lock(&self.0).extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_level_follows_the_config_map_and_an_invalid_one_is_reported_once() {
+        let lines = Lines::default();
+        let written = lines.clone();
+        let logs = tracing_subscriber::fmt().with_env_filter(filter(LogLevel::Error)).with_ansi(false);
+        let logs = logs.with_writer(move || written.clone()).with_filter_reloading();
+        let handle = logs.reload_handle();
+        let reload: Reload = Box::new(move |filter| handle.reload(filter));
+        let control = LogControl { setting: LogLevel::Error, reload, last: Mutex::default() };
+        let take = || String::from_utf8(std::mem::take(&mut *lock(&lines.0))).unwrap();
+        let logged = || {
+            tracing::debug!("a detail");
+            tracing::info!("an action");
+            tracing::error!("a failure");
+            ["a detail", "an action", "a failure"]
+                .map(|phrase| lock(&lines.0).windows(phrase.len()).any(|at| at == phrase.as_bytes()))
+        };
+        tracing::subscriber::with_default(logs.finish(), || {
+            for (value, detail, action) in [
+                (None, false, false),
+                (Some("debug"), true, true),
+                (Some(" info\n"), false, true),
+                (Some("Debug"), false, false),
+                (Some("debug"), true, true),
+                (None, false, false),
+            ] {
+                take();
+                control.apply(value);
+                let reported = take().contains("invalid log level");
+                assert_eq!(reported, value == Some("Debug"), "{value:?}");
+                assert_eq!(logged(), [detail, action, true], "{value:?}");
+                take();
+                control.apply(value);
+                assert_eq!(take(), "", "{value:?} is reported once");
+            }
+            let long = format!("x\n{}", "y".repeat(1 << 20));
+            control.apply(Some(&long));
+            assert!(take().len() < 500, "a value is shortened");
+        });
+    }
+}

@@ -1,0 +1,79 @@
+//! What the last passes of the leader decided, for operators. Bounded.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::decisions::disruption::consolidation::Pause;
+use crate::decisions::provisioning::unschedulable::in_turns;
+use crate::model::time::UnixMillis;
+use crate::model::units::MicroUsd;
+use crate::planner::output::plan::{Plan, Unschedulable};
+use crate::state::snapshot::Snapshot;
+
+/// Maximum number of pods whose reason is kept.
+pub const MAX_PODS: usize = 1_000;
+/// Maximum length of a reason, in characters.
+pub const MAX_REASON: usize = 300;
+
+/// The last plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastPlan {
+    pub at: UnixMillis,
+    pub took: Duration,
+    /// Pods that it was made for.
+    pub pods: usize,
+    pub new_nodes: usize,
+    /// Pods on nodes that exist or are launching.
+    pub on_existing: usize,
+    /// Pods that it leaves without a node.
+    pub left_out: usize,
+    /// At most [`MAX_PODS`] of these, `namespace/name`, with the reason; namespaces in turns.
+    pub reasons: Vec<(Arc<str>, String)>,
+}
+
+impl LastPlan {
+    /// Summarizes a plan that took this long.
+    pub fn of(snapshot: &Snapshot, plan: &Plan, took: Duration) -> Self {
+        let reason = |text: &str| text.chars().take(MAX_REASON).collect();
+        let mut left_out: BTreeMap<&str, Vec<&Unschedulable>> = BTreeMap::new();
+        for failed in &plan.unschedulable {
+            left_out.entry(&snapshot.problem.pods[failed.pod].class.namespace).or_default().push(failed);
+        }
+        Self {
+            at: snapshot.taken_at,
+            took,
+            pods: snapshot.problem.pods.len(),
+            new_nodes: plan.new_nodes.len(),
+            on_existing: plan.placements.iter().map(|placement| placement.pods.len()).sum(),
+            left_out: plan.unschedulable.len(),
+            reasons: in_turns(left_out, MAX_PODS)
+                .into_iter()
+                .map(|failed| (Arc::clone(&snapshot.problem.pods[failed.pod].key), reason(&failed.reason)))
+                .collect(),
+        }
+    }
+}
+
+/// The last pass of consolidation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastConsolidation {
+    pub at: UnixMillis,
+    /// Why it evaluated nothing.
+    pub paused: Option<Pause>,
+    /// Nodes whose removal it simulated at most.
+    pub candidates: usize,
+    /// Nodes that a PodDisruptionBudget protects.
+    pub blocked: usize,
+    /// Nodes that it removes.
+    pub chosen: usize,
+    /// What that saves per hour.
+    pub saving: MicroUsd,
+}
+
+impl LastConsolidation {
+    /// A pass of this time that evaluated nothing.
+    pub fn at(now: UnixMillis) -> Self {
+        Self { at: now, paused: None, candidates: 0, blocked: 0, chosen: 0, saving: MicroUsd(0) }
+    }
+}
