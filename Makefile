@@ -49,7 +49,7 @@ soak: build tools moto ## The suites of the whole service with 500 pods of each 
 	STOWAGE_SOAK=1 $(call pytest,e2e)
 
 soak-memory: checkout ## A million pods through the state: memory stays flat
-	cargo test --locked --lib -- --ignored --nocapture memory_stays_flat
+	cargo test --release --locked --lib -- --ignored --nocapture memory_stays_flat
 
 test-without-service: build tools moto ## Suites that do not need the running service, in one control plane
 	$(call pytest,control_plane kubelets scenarios)
