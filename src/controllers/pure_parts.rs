@@ -50,6 +50,8 @@ pub struct PureParts {
     nominations: Nominations,
     taints: PlannedTaints,
     view: ViewCache,
+    /// The view that requests read meanwhile.
+    published: View,
     marked: MarkedNodes,
 }
 
@@ -63,6 +65,7 @@ impl PureParts {
             nominations: Nominations::new(now),
             taints: PlannedTaints::default(),
             view: ViewCache::default(),
+            published: View::default(),
             marked: MarkedNodes::default(),
         }
     }
@@ -79,7 +82,10 @@ impl PureParts {
                 let actions = self.nominations.choose(state, &holds, mode, now);
                 admissions.len() + untaint.len() + actions.nominate.len()
             }
-            "extender view" => usize::from(View::build(self.view.input(state, &holds, now)).is_stale(now)),
+            "extender view" => {
+                self.published = self.view.update(state, &holds, now);
+                usize::from(self.published.is_stale(now))
+            }
             "departure" => {
                 if departure::any_marked(state) {
                     departure::due(state, &holds, now).len()

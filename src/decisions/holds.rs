@@ -7,14 +7,16 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
+use crate::api::NodeClaim;
 use crate::model::labels;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::state::node_state::BOOT_TIMEOUT;
 use crate::state::object_ext::ObjectExt;
-use crate::state::plan_record::{Hold, Holds, Owner};
+use crate::state::plan_record::{Hold, Holds, Owner, PlanRecord};
 use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
+use crate::sync::panics::{Panic, catch};
 
 /// Duration of a hold on a node that is yet to boot.
 pub const HOLD_LAUNCH: Duration = BOOT_TIMEOUT;
@@ -24,10 +26,15 @@ pub const HOLD_READY: Duration = Duration::from_mins(1);
 /// Longest reuse of a result after a change that cannot affect it.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
+/// A NodeClaim whose evaluation panicked is evaluated again after this time.
+const LEFT_OUT: Duration = Duration::from_secs(30);
+
 /// The last result of [`resolve`] for one [`ClusterState`], reused until a change that affects holds, or until a hold ends.
 #[derive(Debug, Default)]
 pub struct HoldsCache {
     last: Option<Resolved>,
+    /// NodeClaims whose evaluation panicked, with the end of the time for which they are left out.
+    panicked: BTreeMap<String, UnixMillis>,
 }
 
 #[derive(Debug)]
@@ -44,7 +51,9 @@ impl Resolved {
     fn is_current(&self, state: &ClusterState, now: UnixMillis) -> bool {
         let unchanged = self.revision.0 == state.revision;
         let unaffected = self.revision.1 == state.hold_revision && now >= self.at && now < self.at + MAX_AGE;
-        (unchanged || unaffected) && now < self.until
+        // After the clock was set back, holds that had ended are live again, and changes of them were not recorded.
+        let set_back = self.at.max(state.observed_at()) > now + MAX_AGE;
+        (unchanged || unaffected) && !set_back && now < self.until
     }
 }
 
@@ -56,21 +65,56 @@ impl HoldsCache {
 
     /// The live holds at `now`.
     pub fn resolve(&mut self, state: &ClusterState, now: UnixMillis) -> Arc<Holds> {
+        self.resolve_by(state, now, |_, _| ())
+    }
+
+    fn resolve_by(&mut self, state: &ClusterState, now: UnixMillis, before: impl Fn(Step, &str)) -> Arc<Holds> {
         if let Some(last) = self.last.as_ref().filter(|last| last.is_current(state, now)) {
             return Arc::clone(&last.holds);
         }
-        let holds = Arc::new(resolve(state, now));
+        self.panicked.retain(|_, until| now < *until && *until <= now + LEFT_OUT);
+        let (holds, panics) = evaluate(state, now, |claim| self.panicked.contains_key(claim), before);
+        for (claim, panic) in panics {
+            tracing::error!(claim, %panic, "evaluation of holds panicked, keeping the room of its pods");
+            self.panicked.insert(claim, now + LEFT_OUT);
+        }
+        let holds = Arc::new(holds);
         let until = state.held_after(now).next().map_or(UnixMillis::MAX, |(until, _)| *until);
+        let retried = self.panicked.values().min().copied().unwrap_or(UnixMillis::MAX);
         let revision = (state.revision, state.hold_revision);
-        self.last = Some(Resolved { holds: Arc::clone(&holds), revision, at: now, until });
+        self.last = Some(Resolved { holds: Arc::clone(&holds), revision, at: now, until: until.min(retried) });
         holds
     }
 }
 
 /// The live holds at `now`: first those of the planned pods themselves, on every claim; then the room of displaced pods that are
 /// gone is assigned to their successors.
+#[cfg(test)]
 pub fn resolve(state: &ClusterState, now: UnixMillis) -> Holds {
-    let mut holds = Holds::default();
+    evaluate(state, now, |_| false, |_, _| ()).0
+}
+
+/// A part of the evaluation of one NodeClaim, which may panic without an effect on other NodeClaims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The planned pods themselves.
+    Own,
+    /// The successors of displaced pods.
+    Successors,
+    /// What no longer fits on the node.
+    Fit,
+}
+
+/// The live holds at `now`, and the NodeClaims whose evaluation panicked, which is a defect. `before` is called before each step. Of a
+/// NodeClaim that is left out, or whose pods' evaluation panics, each waiting pod that its plan names keeps its hold: otherwise each
+/// plan would purchase another node for it.
+fn evaluate(
+    state: &ClusterState,
+    now: UnixMillis,
+    is_left_out: impl Fn(&str) -> bool,
+    before: impl Fn(Step, &str),
+) -> (Holds, Vec<(String, Panic)>) {
+    let (mut holds, mut panics) = (Holds::default(), Vec::new());
     let mut open: BTreeMap<&String, Vec<(&String, &Owner)>> = BTreeMap::new();
     let mut names: Vec<&String> = state.held_after(now).map(|(_, name)| name).collect();
     names.sort_unstable();
@@ -81,24 +125,26 @@ pub fn resolve(state: &ClusterState, now: UnixMillis) -> Holds {
         {
             continue;
         }
-        let node = state.node_of(claim).map(|node| node.name_any());
-        let mut live = Vec::new();
-        for key in &planned.pods {
-            let record = state.pods.get(key).filter(|record| record.active());
-            match (record, planned.owners.get(key)) {
-                (Some(record), owner) if record.node.is_none() && record.deleted_at.is_none() => {
-                    live.push(hold(key, Some(key), owner, planned.hold_until));
+        let own = || {
+            before(Step::Own, name);
+            own_holds(state, claim, planned)
+        };
+        let live = if is_left_out(name) {
+            named_holds(state, planned)
+        } else {
+            match catch(own) {
+                Ok((live, displaced)) => {
+                    if !displaced.is_empty() {
+                        open.insert(name, displaced);
+                    }
+                    live
                 }
-                // Bound to the planned node: the hold is over.
-                (Some(record), _) if record.node.is_some() && record.node.as_deref() == node.as_deref() => {}
-                // Still running on the node that it is displaced from.
-                (Some(record), Some(owner)) if record.deleted_at.is_none() => {
-                    live.push(hold(key, None, Some(owner), planned.hold_until));
+                Err(panic) => {
+                    panics.push((name.clone(), panic));
+                    named_holds(state, planned)
                 }
-                (_, Some(owner)) => open.entry(name).or_default().push((key, owner)),
-                _ => {}
             }
-        }
+        };
         for pod in live.iter().filter_map(|hold| hold.pod.clone()) {
             holds.by_pod.entry(pod).or_insert_with(|| name.clone());
         }
@@ -106,12 +152,32 @@ pub fn resolve(state: &ClusterState, now: UnixMillis) -> Holds {
             holds.by_claim.insert(name.clone(), live);
         }
     }
-    if !open.is_empty() {
-        assign_successors(state, &mut holds, open);
+    for (name, displaced) in open {
+        let successors = catch(|| {
+            before(Step::Successors, name);
+            successors(state, &holds, name, displaced)
+        });
+        match successors {
+            Ok(successors) if successors.is_empty() => {}
+            Ok(successors) => {
+                for pod in successors.iter().filter_map(|hold| hold.pod.clone()) {
+                    holds.by_pod.insert(pod, name.clone());
+                }
+                holds.by_claim.entry(name.clone()).or_default().extend(successors);
+            }
+            Err(panic) => panics.push((name.clone(), panic)),
+        }
     }
     for (name, live) in &mut holds.by_claim {
+        if is_left_out(name) {
+            continue;
+        }
         if let Some(node) = state.claims.get(name).and_then(|claim| state.node_of(claim)) {
-            drop_overcommitted(state, node, live);
+            let fit = catch(|| {
+                before(Step::Fit, name);
+                drop_overcommitted(state, node, live);
+            });
+            panics.extend(fit.err().map(|panic| (name.clone(), panic)));
         }
     }
     // A pod that several plans name has the first of the holds that are left: its withdrawal from the other plans failed.
@@ -123,52 +189,87 @@ pub fn resolve(state: &ClusterState, now: UnixMillis) -> Holds {
         });
     }
     holds.by_claim.retain(|_, live| !live.is_empty());
-    holds
+    (holds, panics)
 }
 
-/// Assigns the room of displaced pods that are gone, by NodeClaim, to new pods of the same controllers.
-fn assign_successors(state: &ClusterState, holds: &mut Holds, open: BTreeMap<&String, Vec<(&String, &Owner)>>) {
-    for (name, originals) in open {
-        let Some(planned) = state.planned.get(name) else { continue };
-        let node = state.claims.get(name).and_then(|claim| state.node_of(claim)).map(|node| node.name_any());
-        let mut of_owner: BTreeMap<(&str, &str), Vec<(&String, &Owner)>> = BTreeMap::new();
-        for (original, owner) in originals {
-            let namespace = original.split_once('/').map_or("", |(namespace, _)| namespace);
-            of_owner.entry((namespace, &owner.uid)).or_default().push((original, owner));
-        }
-        for ((namespace, uid), originals) in of_owner {
-            // A UID may be copied to another namespace.
-            let own = |pod: &&PodRecord| pod.active() && pod.namespace == namespace;
-            let pods: Vec<&PodRecord> = state.pods_of(uid).filter(own).collect();
-            let planned_at = originals.iter().map(|(_, owner)| owner.planned_at).min().unwrap_or_default();
-            // Creation timestamps are whole seconds.
-            let is_successor = |pod: &PodRecord| {
-                let created = pod.entry.as_ref().map(|entry| entry.created_at.0.div_euclid(1_000));
-                created.is_ok_and(|created| created >= planned_at.0.div_euclid(1_000))
-            };
-            let arrived = pods
-                .iter()
-                .filter(|pod| pod.node.is_some() && pod.node.as_deref() == node.as_deref() && is_successor(pod))
-                .filter(|pod| !planned.pods.contains(&pod.key()))
-                .count();
-            let mut waiting: Vec<String> = pods
-                .iter()
-                .filter(|pod| pod.node.is_none() && pod.deleted_at.is_none())
-                .map(|pod| pod.key())
-                .filter(|key| !holds.by_pod.contains_key(key))
-                .collect();
-            waiting.sort();
-            let mut waiting = waiting.into_iter();
-            for (original, owner) in originals.into_iter().skip(arrived) {
-                let next = waiting.next();
-                if let Some(pod) = &next {
-                    holds.by_pod.insert(pod.clone(), name.clone());
-                }
-                let live = holds.by_claim.entry(name.clone()).or_default();
-                live.push(hold(original, next.as_ref(), Some(owner), planned.hold_until));
+/// The holds of the pods that a plan names, and the displaced pods that are gone.
+fn own_holds<'a>(
+    state: &ClusterState,
+    claim: &NodeClaim,
+    planned: &'a PlanRecord,
+) -> (Vec<Hold>, Vec<(&'a String, &'a Owner)>) {
+    let node = state.node_of(claim).map(|node| node.name_any());
+    let (mut live, mut displaced) = (Vec::new(), Vec::new());
+    for key in &planned.pods {
+        let record = state.pods.get(key).filter(|record| record.active());
+        match (record, planned.owners.get(key)) {
+            (Some(record), owner) if record.node.is_none() && record.deleted_at.is_none() => {
+                live.push(hold(state, key, Some(key), owner, planned.hold_until));
             }
+            // Bound to the planned node: the hold is over.
+            (Some(record), _) if record.node.is_some() && record.node.as_deref() == node.as_deref() => {}
+            // Still running on the node that it is displaced from.
+            (Some(record), Some(owner)) if record.deleted_at.is_none() => {
+                live.push(hold(state, key, None, Some(owner), planned.hold_until));
+            }
+            (_, Some(owner)) => displaced.push((key, owner)),
+            _ => {}
         }
     }
+    (live, displaced)
+}
+
+/// A hold for each waiting pod that a plan names, whatever else is known of it.
+fn named_holds(state: &ClusterState, planned: &PlanRecord) -> Vec<Hold> {
+    let waits = |key: &&String| state.pods.get(*key).is_some_and(|pod| pod.node.is_none() && pod.active());
+    let hold = |key: &String| Hold {
+        original: key.clone(),
+        pod: Some(key.clone()),
+        owner: None,
+        class: None,
+        expires_at: planned.hold_until,
+    };
+    planned.pods.iter().filter(waits).map(hold).collect()
+}
+
+/// Assigns the room of displaced pods that are gone, on one NodeClaim, to new pods of the same controllers.
+fn successors(state: &ClusterState, holds: &Holds, name: &str, displaced: Vec<(&String, &Owner)>) -> Vec<Hold> {
+    let Some(planned) = state.planned.get(name) else { return Vec::new() };
+    let node = state.claims.get(name).and_then(|claim| state.node_of(claim)).map(|node| node.name_any());
+    let mut of_owner: BTreeMap<(&str, &str), Vec<(&String, &Owner)>> = BTreeMap::new();
+    for (original, owner) in displaced {
+        let namespace = original.split_once('/').map_or("", |(namespace, _)| namespace);
+        of_owner.entry((namespace, &owner.uid)).or_default().push((original, owner));
+    }
+    let mut live = Vec::new();
+    for ((namespace, uid), originals) in of_owner {
+        // A UID may be copied to another namespace.
+        let own = |pod: &&PodRecord| pod.active() && pod.namespace == namespace;
+        let pods: Vec<&PodRecord> = state.pods_of(uid).filter(own).collect();
+        let planned_at = originals.iter().map(|(_, owner)| owner.planned_at).min().unwrap_or_default();
+        // Creation timestamps are whole seconds.
+        let is_successor = |pod: &PodRecord| {
+            let created = pod.entry.as_ref().map(|entry| entry.created_at.0.div_euclid(1_000));
+            created.is_ok_and(|created| created >= planned_at.0.div_euclid(1_000))
+        };
+        let arrived = pods
+            .iter()
+            .filter(|pod| pod.node.is_some() && pod.node.as_deref() == node.as_deref() && is_successor(pod))
+            .filter(|pod| !planned.pods.contains(&pod.key()))
+            .count();
+        let mut waiting: Vec<String> = pods
+            .iter()
+            .filter(|pod| pod.node.is_none() && pod.deleted_at.is_none())
+            .map(|pod| pod.key())
+            .filter(|key| !holds.by_pod.contains_key(key))
+            .collect();
+        waiting.sort();
+        let mut waiting = waiting.into_iter();
+        for (original, owner) in originals.into_iter().skip(arrived) {
+            live.push(hold(state, original, waiting.next().as_ref(), Some(owner), planned.hold_until));
+        }
+    }
+    live
 }
 
 /// Drops the holds that no longer fit next to the pods bound to the node, such as those bound while the plan was computed. The
@@ -202,9 +303,17 @@ fn drop_overcommitted(state: &ClusterState, node: &Node, live: &mut Vec<Hold>) {
     });
 }
 
-fn hold(original: &str, pod: Option<&String>, owner: Option<&Owner>, expires_at: UnixMillis) -> Hold {
+fn hold(
+    state: &ClusterState,
+    original: &String,
+    pod: Option<&String>,
+    owner: Option<&Owner>,
+    expires_at: UnixMillis,
+) -> Hold {
     let owner = owner.map(|owner| owner.uid.clone());
-    Hold { original: original.to_owned(), pod: pod.cloned(), owner, expires_at }
+    let record = state.pods.get(pod.unwrap_or(original));
+    let class = record.and_then(|pod| pod.entry.as_ref().ok()).map(|entry| Arc::clone(&entry.class));
+    Hold { original: original.clone(), pod: pod.cloned(), owner, class, expires_at }
 }
 
 #[cfg(test)]

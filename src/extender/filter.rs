@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use crate::extender::ExtenderPod;
 use crate::extender::name::Name;
-use crate::extender::view::{NodeEntry, Standing, View};
+use crate::extender::room::NodeEntry;
+use crate::extender::view::{Standing, View};
 use crate::extender::wire::{Answer, Denial, FilterArgs, FilterResult, NodeList};
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;

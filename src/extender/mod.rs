@@ -1,6 +1,6 @@
 //! The scheduler extender's verdicts: which nodes a pod may take, and which it should prefer.
 //!
-//! Synchronous functions over an immutable [`View`]: no clock, no client, no lock. The controllers build a new view whenever
+//! Synchronous functions over an immutable [`View`]: no clock, no client, no lock. The controllers publish the next view whenever
 //! holds, plans or nodes change, and also on a timer (a view older than its `max_age` restrains no pod, so that a stalled watch
 //! never prevents a pod from starting). Handlers load the current view and call [`filter`], [`prioritize`] or [`preempt`].
 //!
@@ -14,6 +14,7 @@ pub mod pod;
 pub mod preempt;
 pub mod prioritize;
 pub mod quantity;
+pub mod room;
 pub mod view;
 pub mod wire;
 
@@ -21,7 +22,8 @@ pub use crate::extender::filter::filter;
 pub use crate::extender::pod::ExtenderPod;
 pub use crate::extender::preempt::preempt;
 pub use crate::extender::prioritize::prioritize;
-pub use crate::extender::view::{DEFAULT_MAX_AGE, Hold, NodeRoom, PlannedPod, View, ViewInput};
+pub use crate::extender::room::{Hold, NodeRoom};
+pub use crate::extender::view::{DEFAULT_MAX_AGE, PlannedPod, View, ViewInput};
 pub use crate::extender::wire::{Answer, Denial, FilterArgs, PreemptArgs};
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Prioritize: the planned node, then best fit. A tie-breaker: kube-scheduler calls it only when several nodes pass the filter.
 
 use crate::extender::filter::names_of;
-use crate::extender::view::{NodeEntry, Standing, View};
+use crate::extender::room::NodeEntry;
+use crate::extender::view::{Standing, View};
 use crate::extender::wire::{FilterArgs, HostPriority};
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;

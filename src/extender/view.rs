@@ -1,10 +1,14 @@
-//! An immutable snapshot of free resources, holds and plans, indexed for constant-time verdicts.
+//! A snapshot of free resources, holds and plans, indexed for constant-time verdicts.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rpds::{HashTrieMapSync, RedBlackTreeMapSync, RedBlackTreeSetSync};
+
 use crate::extender::pod::ExtenderPod;
+use crate::extender::room::{NodeEntry, NodeRoom};
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 
@@ -24,40 +28,6 @@ pub struct ViewInput {
     pub planned: BTreeMap<Arc<str>, PlannedPod>,
 }
 
-/// A node and the room on it.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct NodeRoom {
-    /// Node name.
-    pub name: Arc<str>,
-    /// Allocatable resources; the base of [`crate::extender::prioritize`]'s shares.
-    pub allocatable: Resources,
-    /// Allocatable less the requests of every pod bound to the node (daemons included).
-    pub free: Resources,
-    /// Requests of daemon pods that are expected but not bound yet.
-    pub daemon_reserve: Resources,
-    /// Being disrupted: no new pod may be bound, except DaemonSet pods and pods that tolerate `karpenter.sh/disrupted`.
-    pub disrupting: bool,
-    /// Holds for planned pods that are not bound yet.
-    pub holds: Vec<Hold>,
-}
-
-/// Room on a node that is reserved for one pod.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Hold {
-    /// `namespace/name` of that pod.
-    pub pod: Arc<str>,
-    /// UID of the pod's controlling owner.
-    pub owner: Option<Arc<str>>,
-    /// The pod was evicted or deleted: the first successor pod, of the same owner, takes its room.
-    pub displaced: bool,
-    /// Requests of the pod, one pod slot included.
-    pub requests: Resources,
-    /// Priority of the pod: pods of higher priority are not bound by the hold.
-    pub priority: i32,
-    /// End of the hold.
-    pub expires_at: UnixMillis,
-}
-
 /// The node that a pod is planned for. Until the plan expires or is removed from the input, the pod passes the filter on no other node:
 /// remove it when the node is gone or can no longer hold the pod.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -70,41 +40,25 @@ pub struct PlannedPod {
     pub expires_at: UnixMillis,
 }
 
-/// An immutable snapshot that answers in constant time per node. See [`View::build`].
-#[derive(Debug, Default)]
+/// A snapshot that answers in constant time per node. Its maps are persistent: a clone shares them, and a change of a clone copies only
+/// the path to what changes, so that the next view costs what changed since the last, whatever the size of the cluster.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct View {
     as_of: UnixMillis,
     max_age: Duration,
-    nodes: Vec<NodeEntry>,
     /// Every node.
-    by_name: HashMap<Arc<str>, usize>,
+    nodes: HashTrieMapSync<Arc<str>, Arc<NodeEntry>>,
     /// Nodes with holds or being disrupted: the only nodes that filter evaluates.
-    restrained: HashMap<Arc<str>, usize>,
-    planned: HashMap<Arc<str>, PlannedPod>,
-    /// Pods with a hold.
-    held: HashSet<Arc<str>>,
+    restrained: HashTrieMapSync<Arc<str>, Arc<NodeEntry>>,
+    planned: HashTrieMapSync<Arc<str>, PlannedPod>,
+    /// Pods with a hold, with the number of their holds.
+    held: HashTrieMapSync<Arc<str>, usize>,
     /// Nodes with holds of displaced pods, by the owner whose successor pods may take them.
-    displaced: HashMap<Arc<str>, Vec<usize>>,
-    any_disrupting: bool,
-    /// Expiry of the last hold or plan.
-    last_expiry: UnixMillis,
-}
-
-/// A node with precomputed sums.
-#[derive(Debug)]
-pub(crate) struct NodeEntry {
-    pub(crate) name: Arc<str>,
-    pub(crate) allocatable: Resources,
-    pub(crate) disrupting: bool,
-    /// Free room less the daemon reserve.
-    open: Resources,
-    /// `open` less every hold: the room when all holds bind, which is the usual case.
-    leftover: Resources,
-    holds: Vec<Hold>,
-    /// While `now` is before this and the pod's priority is not above `min_priority`, every hold binds.
-    first_expiry: UnixMillis,
-    last_expiry: UnixMillis,
-    min_priority: i32,
+    displaced: HashTrieMapSync<Arc<str>, RedBlackTreeSetSync<Arc<str>>>,
+    /// Number of nodes that are being disrupted.
+    disrupting: usize,
+    /// Number of nodes and plans by the time when their last hold expires.
+    expiries: RedBlackTreeMapSync<UnixMillis, usize>,
 }
 
 /// The nodes on which the plan allows a pod.
@@ -118,135 +72,100 @@ pub(crate) enum Standing<'v> {
     Free,
 }
 
-/// Room that a node has for a pod.
-pub(crate) enum Leftover<'v> {
-    /// Precomputed.
-    Known(&'v Resources),
-    /// Computed for this pod.
-    Computed(Resources),
-}
-
-impl Leftover<'_> {
-    pub(crate) fn get(&self) -> &Resources {
-        match self {
-            Self::Known(resources) => resources,
-            Self::Computed(resources) => resources,
-        }
-    }
-}
-
-impl NodeEntry {
-    fn new(node: NodeRoom) -> Self {
-        let mut open = node.free;
-        open.sub(&node.daemon_reserve);
-        let mut leftover = open.clone();
-        for hold in &node.holds {
-            leftover.sub(&hold.requests);
-        }
-        Self {
-            name: node.name,
-            allocatable: node.allocatable,
-            disrupting: node.disrupting,
-            open,
-            leftover,
-            first_expiry: node.holds.iter().map(|hold| hold.expires_at).min().unwrap_or(UnixMillis::MAX),
-            last_expiry: node.holds.iter().map(|hold| hold.expires_at).max().unwrap_or(UnixMillis::MIN),
-            min_priority: node.holds.iter().map(|hold| hold.priority).min().unwrap_or(i32::MAX),
-            holds: node.holds,
-        }
-    }
-
-    /// Room for a pod of this priority besides the holds that bind it, and the number of those holds. `own` is the pod's key when it has
-    /// a hold on some node, `slot` the hold of another pod that it may take.
-    pub(crate) fn leftover(
-        &self,
-        now: UnixMillis,
-        own: Option<&str>,
-        priority: i32,
-        slot: Option<&Hold>,
-    ) -> (Leftover<'_>, usize) {
-        if now >= self.last_expiry {
-            return (Leftover::Known(&self.open), 0);
-        }
-        let is_own = |hold: &Hold| own.is_some_and(|own| *hold.pod == *own);
-        if slot.is_none()
-            && now < self.first_expiry
-            && priority <= self.min_priority
-            && !(own.is_some() && self.holds.iter().any(is_own))
-        {
-            return (Leftover::Known(&self.leftover), self.holds.len());
-        }
-        let mut left = self.open.clone();
-        let mut binding = 0;
-        for hold in &self.holds {
-            let binds = now < hold.expires_at
-                && hold.priority >= priority
-                && !is_own(hold)
-                && !slot.is_some_and(|slot| std::ptr::eq(slot, hold));
-            if binds {
-                left.sub(&hold.requests);
-                binding += 1;
-            }
-        }
-        (Leftover::Computed(left), binding)
-    }
-
-    /// A live hold of a displaced pod of `owner`, in the namespace of the owner, that a pod with these requests can take.
-    fn slot(
-        &self,
-        now: UnixMillis,
-        own: Option<&str>,
-        priority: i32,
-        (namespace, owner): (&str, &str),
-        requests: &Resources,
-    ) -> Option<&Hold> {
-        // The UID of a controller may be copied to another namespace.
-        let is_in_namespace = |hold: &Hold| hold.pod.split_once('/').is_some_and(|(own, _)| own == namespace);
-        self.holds.iter().find(|hold| {
-            hold.displaced
-                && now < hold.expires_at
-                && hold.owner.as_deref() == Some(owner)
-                && is_in_namespace(hold)
-                && requests.fits(self.leftover(now, own, priority, Some(hold)).0.get())
-        })
-    }
-}
-
 impl View {
-    /// Builds the indexes. Linear in nodes and holds; called by the controllers, never on the request path.
+    /// A view of nodes and plans. Linear in them: the controllers change the last view instead.
     #[must_use]
     pub fn build(input: ViewInput) -> Self {
-        let mut view = Self {
-            as_of: input.as_of,
-            max_age: input.max_age,
-            by_name: HashMap::with_capacity(input.nodes.len()),
-            nodes: Vec::with_capacity(input.nodes.len()),
-            last_expiry: UnixMillis::MIN,
-            ..Self::default()
-        };
-        for node in input.nodes {
-            let entry = NodeEntry::new(node);
-            let index = view.nodes.len();
-            view.by_name.insert(entry.name.clone(), index);
-            view.any_disrupting |= entry.disrupting;
-            view.last_expiry = view.last_expiry.max(entry.last_expiry);
-            view.held.extend(entry.holds.iter().map(|hold| hold.pod.clone()));
-            if entry.disrupting || !entry.holds.is_empty() {
-                view.restrained.insert(entry.name.clone(), index);
+        let mut view = Self { as_of: input.as_of, max_age: input.max_age, ..Self::default() };
+        input.nodes.into_iter().for_each(|node| view.set_node(node));
+        input.planned.into_iter().for_each(|(pod, plan)| view.set_plan(pod, plan));
+        view
+    }
+
+    /// Sets the time up to which nodes and pods are known, and the age past which the view restrains no pod.
+    pub fn set_age(&mut self, as_of: UnixMillis, max_age: Duration) {
+        (self.as_of, self.max_age) = (as_of, max_age);
+    }
+
+    /// Adds a node, or replaces the node of this name.
+    pub fn set_node(&mut self, node: NodeRoom) {
+        let entry = Arc::new(NodeEntry::new(node));
+        if self.nodes.get(&entry.name).is_some_and(|known| *known == entry) {
+            return;
+        }
+        self.remove_node(&entry.name);
+        if entry.disrupting || !entry.holds.is_empty() {
+            self.restrained.insert_mut(Arc::clone(&entry.name), Arc::clone(&entry));
+        }
+        self.disrupting += usize::from(entry.disrupting);
+        if !entry.holds.is_empty() {
+            self.add_expiry(entry.last_expiry);
+        }
+        for hold in &entry.holds {
+            let holds = self.held.get(&hold.pod).copied().unwrap_or_default();
+            self.held.insert_mut(Arc::clone(&hold.pod), holds + 1);
+            if let (true, Some(owner)) = (hold.displaced, &hold.owner) {
+                changed(&mut self.displaced, owner, |nodes| nodes.insert_mut(Arc::clone(&entry.name)));
             }
-            for owner in entry.holds.iter().filter(|hold| hold.displaced).filter_map(|hold| hold.owner.as_ref()) {
-                let nodes = view.displaced.entry(owner.clone()).or_default();
-                if nodes.last() != Some(&index) {
-                    nodes.push(index);
+        }
+        self.nodes.insert_mut(Arc::clone(&entry.name), entry);
+    }
+
+    /// Removes a node.
+    pub fn remove_node(&mut self, name: &str) {
+        let Some(entry) = self.nodes.get(name).cloned() else { return };
+        self.nodes.remove_mut(name);
+        self.restrained.remove_mut(name);
+        self.disrupting -= usize::from(entry.disrupting);
+        if !entry.holds.is_empty() {
+            self.remove_expiry(entry.last_expiry);
+        }
+        for hold in &entry.holds {
+            match self.held.get(&hold.pod).copied() {
+                Some(holds) if holds > 1 => self.held.insert_mut(Arc::clone(&hold.pod), holds - 1),
+                _ => drop(self.held.remove_mut(&hold.pod)),
+            }
+            if let (true, Some(owner)) = (hold.displaced, &hold.owner) {
+                changed(&mut self.displaced, owner, |nodes| _ = nodes.remove_mut(name));
+                if self.displaced.get(owner).is_some_and(RedBlackTreeSetSync::is_empty) {
+                    self.displaced.remove_mut(owner);
                 }
             }
-            view.nodes.push(entry);
         }
-        for (key, plan) in input.planned {
-            view.last_expiry = view.last_expiry.max(plan.expires_at);
-            view.planned.insert(key, plan);
+    }
+
+    /// Sets the plan of a pod, `namespace/name`.
+    pub fn set_plan(&mut self, pod: Arc<str>, plan: PlannedPod) {
+        if self.planned.get(&pod) == Some(&plan) {
+            return;
         }
-        view
+        self.remove_plan(&pod);
+        self.add_expiry(plan.expires_at);
+        self.planned.insert_mut(pod, plan);
+    }
+
+    /// Removes the plan of a pod: it may be bound to any node.
+    pub fn remove_plan(&mut self, pod: &str) {
+        let Some(expires_at) = self.planned.get(pod).map(|plan| plan.expires_at) else { return };
+        self.planned.remove_mut(pod);
+        self.remove_expiry(expires_at);
+    }
+
+    /// Names of the nodes with holds.
+    pub fn held_nodes(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.restrained.iter().filter(|(_, entry)| !entry.holds.is_empty()).map(|(name, _)| name)
+    }
+
+    fn add_expiry(&mut self, at: UnixMillis) {
+        let count = self.expiries.get(&at).copied().unwrap_or_default();
+        self.expiries.insert_mut(at, count + 1);
+    }
+
+    fn remove_expiry(&mut self, at: UnixMillis) {
+        match self.expiries.get(&at).copied() {
+            Some(count) if count > 1 => self.expiries.insert_mut(at, count - 1),
+            _ => drop(self.expiries.remove_mut(&at)),
+        }
     }
 
     /// True when the view is too old to restrain anyone. The default view, built from nothing, is.
@@ -256,21 +175,21 @@ impl View {
 
     /// False when every pod may be bound anywhere: no live hold, no live plan, no node being disrupted.
     pub(crate) fn restrains(&self, now: UnixMillis) -> bool {
-        self.any_disrupting || now < self.last_expiry
+        self.disrupting > 0 || self.expiries.last().is_some_and(|(last, _)| now < *last)
     }
 
     /// The pod's key, when it has a hold.
     pub(crate) fn own<'k>(&self, key: &'k str) -> Option<&'k str> {
-        self.held.contains(key).then_some(key)
+        self.held.contains_key(key).then_some(key)
     }
 
     /// The node, when it has holds or is being disrupted.
     pub(crate) fn restrained(&self, name: &str) -> Option<&NodeEntry> {
-        self.restrained.get(name).and_then(|index| self.nodes.get(*index))
+        self.restrained.get(name).map(|entry| &**entry)
     }
 
     pub(crate) fn node(&self, name: &str) -> Option<&NodeEntry> {
-        self.by_name.get(name).and_then(|index| self.nodes.get(*index))
+        self.nodes.get(name).map(|entry| &**entry)
     }
 
     /// The nodes on which the plan allows a pod. A plan for a node that is being disrupted is void.
@@ -285,7 +204,7 @@ impl View {
         }
     }
 
-    /// Nodes where this pod may take the hold of a displaced pod, in the order of the input.
+    /// Nodes where this pod may take the hold of a displaced pod, by name.
     pub(crate) fn slots<'v>(
         &'v self,
         now: UnixMillis,
@@ -302,8 +221,19 @@ impl View {
         let controller = (&*pod.metadata.namespace, owner);
         nodes
             .iter()
-            .filter_map(|index| self.nodes.get(*index))
+            .filter_map(|name| self.restrained(name))
             .filter(|entry| !entry.disrupting && entry.slot(now, own, pod.priority(), controller, requests).is_some())
             .collect()
     }
+}
+
+/// Changes the set of a key, which is empty at first.
+fn changed<K: Eq + Hash + Clone, T: Ord>(
+    sets: &mut HashTrieMapSync<K, RedBlackTreeSetSync<T>>,
+    key: &K,
+    change: impl FnOnce(&mut RedBlackTreeSetSync<T>),
+) {
+    let mut set = sets.get(key).cloned().unwrap_or_default();
+    change(&mut set);
+    sets.insert_mut(key.clone(), set);
 }

@@ -1,11 +1,13 @@
 //! The plan in the annotations of a NodeClaim, and the holds that follow from it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use kube::ResourceExt;
 
 use crate::api::NodeClaim;
 use crate::model::labels;
+use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
 
 /// Room on one node reserved for one pod.
@@ -17,6 +19,8 @@ pub struct Hold {
     pub pod: Option<String>,
     /// UID of the controller whose next pod takes the room; set only when the original is displaced from another node.
     pub owner: Option<String>,
+    /// Class of the pod; without a successor that of the original. `None` when that pod is gone or invalid.
+    pub class: Option<Arc<PodClass>>,
     /// End of the hold.
     pub expires_at: UnixMillis,
 }

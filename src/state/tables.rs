@@ -116,6 +116,11 @@ impl ClusterState {
         self.pause.unwrap_or_default()
     }
 
+    /// When a pod was last observed.
+    pub fn observed_at(&self) -> UnixMillis {
+        self.observed_at
+    }
+
     /// NodeClaims whose holds end after `now`, with the end.
     pub fn held_after(&self, now: UnixMillis) -> impl Iterator<Item = &(UnixMillis, String)> {
         self.held_until.range((UnixMillis(now.0.saturating_add(1)), String::new())..)
@@ -449,26 +454,28 @@ impl ClusterState {
         self.relink(name);
     }
 
-    /// Applies a DaemonSet.
+    /// Applies a DaemonSet. Its status, which changes with each of its pods, is no change of it.
     pub fn apply_daemon_set(&mut self, set: &DaemonSet) {
-        self.daemon_revision += 1;
         let key = format!("{}/{}", set.namespace().unwrap_or_default(), set.name_any());
         match self.interner.intern_daemon(set) {
             Ok(daemon) => {
-                let uid = Arc::from(set.uid().unwrap_or_default());
-                self.daemons.insert(key, DaemonRecord { uid, daemon });
+                let uid: Arc<str> = Arc::from(set.uid().unwrap_or_default());
+                let known = self.daemons.get(&key);
+                if known.is_none_or(|known| known.uid != uid || known.daemon.class != daemon.class) {
+                    self.daemon_revision += 1;
+                    self.daemons.insert(key, DaemonRecord { uid, daemon });
+                }
             }
             Err(error) => {
                 tracing::warn!(daemon_set = key, %error, "invalid daemon set not counted as overhead");
-                self.daemons.remove(&key);
+                self.delete_daemon_set(&key);
             }
         }
     }
 
     /// Removes the DaemonSet `namespace/name`.
     pub fn delete_daemon_set(&mut self, key: &str) {
-        self.daemon_revision += 1;
-        self.daemons.remove(key);
+        self.daemon_revision += u64::from(self.daemons.remove(key).is_some());
     }
 
     /// Applies a Namespace.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -45,6 +46,11 @@ pub(crate) enum Event {
         bits: u32,
     },
     ClaimGone(u8),
+    /// A DaemonSet that requests this many CPUs; none deletes it.
+    Daemons {
+        at: u8,
+        cpu: u8,
+    },
     /// An earlier version of an object that is known, or whose deletion was observed.
     Late(u8),
     Wait(i64),
@@ -59,8 +65,9 @@ pub(crate) fn history() -> impl Strategy<Value = Vec<Event>> {
         5 => (0..3_u8, 0..4_u8, any::<u8>(), any::<u32>())
             .prop_map(|(at, id, pods, bits)| Event::Claim { at, id, pods, bits }),
         1 => (0..3_u8).prop_map(Event::ClaimGone),
+        1 => (0..2_u8, 0..3_u8).prop_map(|(at, cpu)| Event::Daemons { at, cpu }),
         1 => any::<u8>().prop_map(Event::Late),
-        2 => prop::sample::select(vec![1_i64, 200, 600, 1_500, 70_000]).prop_map(Event::Wait),
+        2 => prop::sample::select(vec![1_i64, 200, 600, 1_500, 70_000, -30_000]).prop_map(Event::Wait),
     ];
     prop::collection::vec(event, 1..50)
 }
@@ -79,6 +86,7 @@ pub(crate) struct History {
     pub(crate) state: ClusterState,
     pub(crate) now: UnixMillis,
     pods: BTreeMap<String, Pod>,
+    daemons: BTreeMap<String, DaemonSet>,
     /// Number of objects of each name that were deleted, part of their UIDs.
     generations: BTreeMap<String, u32>,
     version: u64,
@@ -93,6 +101,7 @@ impl Default for History {
             state: ClusterState::default(),
             now: UnixMillis(1_000_000),
             pods: BTreeMap::new(),
+            daemons: BTreeMap::new(),
             generations: BTreeMap::new(),
             version: 0,
             earlier: Vec::new(),
@@ -102,6 +111,13 @@ impl Default for History {
 
 fn bit(bits: u32, at: u32) -> bool {
     bits >> at & 1 == 1
+}
+
+fn daemon_set(at: u8, cpu: u8) -> DaemonSet {
+    let containers = json!([{"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu.to_string()}}}]);
+    let set = json!({"metadata": {"name": format!("daemons-{at}"), "namespace": "n", "uid": format!("owner-{}", at + 1)},
+        "spec": {"selector": {}, "template": {"spec": {"containers": containers}}}});
+    serde_json::from_value(set).unwrap()
 }
 
 fn picked(bits: u32, at: u32, of: u32) -> u32 {
@@ -139,6 +155,17 @@ impl History {
                 self.state.delete_claim(&name);
                 self.bury(&name);
             }
+            Event::Daemons { at, cpu } => {
+                let key = format!("n/daemons-{at}");
+                if cpu == 0 {
+                    self.state.delete_daemon_set(&key);
+                    self.daemons.remove(&key);
+                } else {
+                    let set = daemon_set(at, cpu);
+                    self.state.apply_daemon_set(&set);
+                    self.daemons.insert(key, set);
+                }
+            }
             Event::Late(of) => {
                 let Some(object) = self.earlier.get(usize::from(of) % self.earlier.len().max(1)).cloned() else {
                     return;
@@ -157,6 +184,7 @@ impl History {
         self.pods.values().rev().for_each(|pod| state.apply_pod(pod, self.now));
         self.state.claims.values().for_each(|claim| state.apply_claim((**claim).clone()));
         self.state.nodes.values().rev().for_each(|node| state.apply_node((**node).clone()));
+        self.daemons.values().for_each(|set| state.apply_daemon_set(set));
         state
     }
 

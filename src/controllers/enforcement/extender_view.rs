@@ -54,11 +54,11 @@ pub async fn run(
         let now = clock::now();
         // Before the state is read, so that the view is not older than it states.
         let as_of = cluster.watch_signs().as_of(&KINDS, now);
-        let input = {
+        let next = {
             let state = cluster.read();
-            cache.input(&state, &derived.holds(&state, now), as_of)
+            cache.update(&state, &derived.holds(&state, now), as_of)
         };
-        view.store(Arc::new(View::build(input)));
+        view.store(Arc::new(next));
         let mut requested = requests.notified().now_or_never().is_some();
         if requested || now < follow_until {
             run_loop.next().await;

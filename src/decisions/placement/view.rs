@@ -1,13 +1,13 @@
 //! What the extender knows: the room of each node, its holds, and where each planned pod goes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use crate::extender;
-use crate::extender::{NodeRoom, PlannedPod, ViewInput};
+use crate::extender::{NodeRoom, PlannedPod, View};
 use crate::model::labels;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
@@ -16,39 +16,81 @@ use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_record::{self, Holds};
 use crate::state::tables::ClusterState;
 
-/// The nodes of the last view of one [`ClusterState`]: a node is evaluated again only when it changed, or while it has holds.
+/// The last view of one [`ClusterState`]. Nodes and plans are evaluated again only after a change that concerns them.
 #[derive(Debug, Default)]
 pub struct ViewCache {
-    rooms: BTreeMap<String, NodeRoom>,
-    /// Nodes that had holds in the last view.
-    held: BTreeSet<String>,
-    /// Revision of [`ClusterState::node_changes`] that `rooms` is up to date with.
-    revision: u64,
+    view: View,
+    /// The holds of `view`.
+    holds: Arc<Holds>,
+    /// Revisions of [`ClusterState::node_changes`], [`ClusterState::claim_changes`] and DaemonSets that `view` is up to date with.
+    revisions: (u64, u64, u64),
 }
 
 impl ViewCache {
-    /// The content of the view of a state that is known up to `as_of`.
-    pub fn input(&mut self, state: &ClusterState, holds: &Holds, as_of: UnixMillis) -> ViewInput {
-        let mut rebuild = std::mem::take(&mut self.held);
-        if let Some(changes) = state.node_changes.since(self.revision) {
-            rebuild.extend(changes.map(str::to_owned));
+    /// The view of a state that is known up to `as_of`.
+    pub fn update(&mut self, state: &ClusterState, holds: &Arc<Holds>, as_of: UnixMillis) -> View {
+        let (nodes, claims, daemons) = self.revisions;
+        let changes = state.node_changes.since(nodes).zip(state.claim_changes.since(claims));
+        let (mut nodes, claims): (BTreeSet<String>, BTreeSet<String>) = if let Some((nodes, claims)) = changes {
+            let mut claims: BTreeSet<String> = claims.map(str::to_owned).collect();
+            if !Arc::ptr_eq(&self.holds, holds) {
+                claims.extend(differences(&self.holds, holds).cloned());
+            }
+            (nodes.map(str::to_owned).collect(), claims)
         } else {
-            self.rooms.clear();
-            rebuild = state.nodes.keys().cloned().collect();
+            *self = Self::default();
+            (state.nodes.keys().cloned().collect(), holds.by_claim.keys().cloned().collect())
+        };
+        if daemons != state.daemon_revision {
+            nodes.extend(self.view.held_nodes().map(|name| name.as_ref().to_owned()));
         }
-        self.revision = state.node_changes.revision();
-        let held = holds.by_claim.keys().filter_map(|claim| state.node_of(state.claims.get(claim)?));
-        self.held = held.map(|node| node.name_any()).collect();
-        rebuild.extend(self.held.iter().cloned());
-        for name in rebuild {
+        self.set_plans(state, holds, &claims);
+        nodes.extend(claims.iter().filter_map(|claim| Some(state.node_of(state.claims.get(claim)?)?.name_any())));
+        for name in nodes {
             match state.nodes.get(&name).and_then(|node| room(state, holds, &name, node)) {
-                Some(room) => drop(self.rooms.insert(name, room)),
-                None => drop(self.rooms.remove(&name)),
+                Some(room) => self.view.set_node(room),
+                None => self.view.remove_node(&name),
             }
         }
-        let nodes = self.rooms.values().cloned().collect();
-        ViewInput { as_of, max_age: extender::DEFAULT_MAX_AGE, nodes, planned: planned(state, holds) }
+        self.view.set_age(as_of, extender::DEFAULT_MAX_AGE);
+        self.holds = Arc::clone(holds);
+        self.revisions = (state.node_changes.revision(), state.claim_changes.revision(), state.daemon_revision);
+        self.view.clone()
     }
+
+    /// Sets the plans of the pods that these claims held, or hold now.
+    fn set_plans(&mut self, state: &ClusterState, holds: &Holds, claims: &BTreeSet<String>) {
+        for claim in claims {
+            for pod in pods(&self.holds, claim).filter(|pod| !holds.by_pod.contains_key(*pod)) {
+                self.view.remove_plan(pod);
+            }
+            let found = state.claims.get(claim);
+            for pod in pods(holds, claim) {
+                let Some(found) = found else {
+                    self.view.remove_plan(pod);
+                    continue;
+                };
+                let plan = PlannedPod {
+                    node: state.node_of(found).map(|node| Arc::from(node.name_any())),
+                    claim: Arc::from(claim.as_str()),
+                    expires_at: state.planned.get(claim).map(|plan| plan.hold_until).unwrap_or_default(),
+                };
+                self.view.set_plan(Arc::from(pod), plan);
+            }
+        }
+    }
+}
+
+/// NodeClaims whose holds differ.
+fn differences<'a>(before: &'a Holds, after: &'a Holds) -> impl Iterator<Item = &'a String> {
+    let new = after.by_claim.iter().filter(|(claim, live)| before.by_claim.get(*claim) != Some(live));
+    let old = before.by_claim.keys().filter(|claim| !after.by_claim.contains_key(*claim));
+    new.map(|(claim, _)| claim).chain(old)
+}
+
+/// The pods that take the room of a NodeClaim.
+fn pods<'a>(holds: &'a Holds, claim: &str) -> impl Iterator<Item = &'a str> {
+    holds.by_claim.get(claim).into_iter().flatten().filter_map(|hold| hold.pod.as_deref())
 }
 
 /// A node of ours, or one that is being disrupted.
@@ -73,7 +115,7 @@ fn room(state: &ClusterState, holds: &Holds, name: &str, node: &Node) -> Option<
         // Pods that the scheduler just bound may not be visible yet: while a node has holds, only held room is offered. The
         // planner assigns the remaining room by further holds.
         free = Resources::default();
-        for hold in live.iter().filter_map(|hold| held(state, hold)) {
+        for hold in live.iter().filter_map(held) {
             free.add(&hold.requests);
         }
         free.add(&daemon_reserve);
@@ -88,56 +130,21 @@ fn room(state: &ClusterState, holds: &Holds, name: &str, node: &Node) -> Option<
         free,
         daemon_reserve,
         disrupting,
-        holds: live.into_iter().flatten().filter_map(|hold| held(state, hold)).collect(),
+        holds: live.into_iter().flatten().filter_map(held).collect(),
     })
 }
 
-fn planned(state: &ClusterState, holds: &Holds) -> BTreeMap<Arc<str>, PlannedPod> {
-    let planned = holds.by_pod.iter().filter_map(|(pod, claim)| {
-        let found = state.claims.get(claim)?;
-        let plan = PlannedPod {
-            node: state.node_of(found).map(|node| Arc::from(node.name_any())),
-            claim: Arc::from(claim.as_str()),
-            expires_at: state.planned.get(claim).map(|plan| plan.hold_until).unwrap_or_default(),
-        };
-        Some((Arc::from(pod.as_str()), plan))
-    });
-    planned.collect()
-}
-
-fn held(state: &ClusterState, hold: &plan_record::Hold) -> Option<extender::Hold> {
-    let key = hold.pod.as_ref().unwrap_or(&hold.original);
-    let entry = state.pods.get(key).and_then(|pod| pod.entry.as_ref().ok())?;
+fn held(hold: &plan_record::Hold) -> Option<extender::Hold> {
+    let class = hold.class.as_ref()?;
     Some(extender::Hold {
-        pod: Arc::from(key.as_str()),
+        pod: Arc::from(hold.pod.as_ref().unwrap_or(&hold.original).as_str()),
         owner: hold.owner.as_deref().map(Arc::from),
         displaced: hold.owner.is_some() && hold.pod.is_none(),
-        requests: entry.class.requests.clone(),
-        priority: entry.class.priority,
+        requests: class.requests.clone(),
+        priority: class.priority,
         expires_at: hold.expires_at,
     })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::decisions::holds::resolve;
-    use crate::test_support::state_with_planned_pod;
-
-    fn view_of(bound: Option<&str>) -> ViewInput {
-        let (state, now) = (state_with_planned_pod(bound), UnixMillis(5));
-        ViewCache::default().input(&state, &resolve(&state, now), now)
-    }
-
-    #[test]
-    fn a_planned_pod_is_in_the_view_with_its_node_and_hold() {
-        let input = view_of(None);
-        assert_eq!(input.as_of, UnixMillis(5));
-        assert_eq!(input.planned["n/a"].node.as_deref(), Some("node-c"));
-        let room = &input.nodes[0];
-        assert_eq!((room.holds.len(), room.holds[0].requests.cpu.0, room.free.cpu.0), (1, 500, 500));
-        let input = view_of(Some("node-c"));
-        assert!(input.planned.is_empty() && input.nodes[0].holds.is_empty());
-        assert_eq!(input.nodes[0].free.cpu.0, 1_500, "a bound pod takes its room");
-    }
-}
+mod tests;

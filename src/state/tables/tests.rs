@@ -278,6 +278,31 @@ proptest::proptest! {
     }
 }
 
+/// Each pod of a DaemonSet changes its status; a change of the DaemonSet evaluates every node again.
+#[test]
+fn the_status_of_a_daemon_set_changes_nothing() {
+    let set = |uid: &str, cpu: &str, ready: i32| -> DaemonSet {
+        let container = serde_json::json!({"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu}}});
+        let spec = serde_json::json!({"selector": {}, "template": {"spec": {"containers": [container]}}});
+        let status = serde_json::json!({"currentNumberScheduled": 9, "desiredNumberScheduled": 9, "numberMisscheduled": 0, "numberReady": ready});
+        let meta = serde_json::json!({"name": "d", "namespace": "n", "uid": uid});
+        serde_json::from_value(serde_json::json!({"metadata": meta, "spec": spec, "status": status})).unwrap()
+    };
+    let mut state = ClusterState::default();
+    let changes = |state: &mut ClusterState, change: &dyn Fn(&mut ClusterState)| {
+        let before = state.daemon_revision;
+        change(state);
+        state.daemon_revision != before
+    };
+    assert!(changes(&mut state, &|state| state.apply_daemon_set(&set("1", "1", 0))));
+    assert!(!changes(&mut state, &|state| state.apply_daemon_set(&set("1", "1", 5))));
+    assert!(changes(&mut state, &|state| state.apply_daemon_set(&set("1", "2", 5))));
+    assert!(changes(&mut state, &|state| state.apply_daemon_set(&set("2", "2", 5))), "its pods have another owner");
+    assert!(changes(&mut state, &|state| state.apply_daemon_set(&set("2", "lots", 5))));
+    assert!(state.daemons.is_empty());
+    assert!(!changes(&mut state, &|state| state.delete_daemon_set("n/d")));
+}
+
 #[test]
 fn a_late_response_about_a_deleted_object_leaves_its_successor_alone() {
     let meta = |uid: &str, last: bool| {

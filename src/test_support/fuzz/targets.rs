@@ -13,7 +13,7 @@ use crate::cloud::ec2::bootstrap::user_data::{self, UserDataInput};
 use crate::cloud::ec2::interruption::messages;
 use crate::controllers::derived_state::DerivedState;
 use crate::decisions::placement::view::ViewCache;
-use crate::extender::{self, FilterArgs, PreemptArgs, View};
+use crate::extender::{self, FilterArgs, PreemptArgs};
 use crate::model::offering::CapacityType;
 use crate::model::quantity;
 use crate::model::requirement::Requirements;
@@ -42,7 +42,7 @@ fn admission_reviews() {
 #[test]
 fn extender_calls() {
     let state = state_with_planned_pod(None);
-    let view = View::build(ViewCache::default().input(&state, &DerivedState::default().holds(&state, NOW), NOW));
+    let view = ViewCache::default().update(&state, &DerivedState::default().holds(&state, NOW), NOW);
     fuzz("extender-args", 1, |body| {
         let filtered = serde_json::from_slice::<FilterArgs<'_>>(body).map(|args| {
             serde_json::to_vec(&extender::filter(&view, NOW, args)).unwrap();
@@ -134,7 +134,7 @@ fn clusters_through_to_a_plan() {
             let request = SnapshotRequest { pools: &pools, settings: &settings, without: &without, now };
             let snapshot = derived.snapshot(&state, request);
             crate::planner::plan(&snapshot.problem, &snapshot.column_cache);
-            let _ = View::build(ViewCache::default().input(&state, &derived.holds(&state, now), now));
+            let _ = ViewCache::default().update(&state, &derived.holds(&state, now), now);
         }
         for object in &applied {
             delete(&mut state, object);
