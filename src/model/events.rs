@@ -139,8 +139,8 @@ events! {
         "No node can be purchased for the pod, or the pod cannot be parsed. The note names each NodePool and its first obstacle: change the pod or a NodePool.";
     NOMINATED = "Nominated", Normal, Pods, ["Pod"], Event,
         "The pod is planned on a new node. The note names the planned instance type and zone.";
-    QUARANTINED = "Quarantined", Warning, Pods, ["Pod", "NodePool", "Node", "NodeClaim"], No,
-        "The pod is left out of plans for the time in the note, because the API server rejects the NodeClaim of its node, or because the planner panics over it. The note has the error. A pod with another spec is planned at once. Likewise a NodePool or node that the planner panics over: nothing is purchased from the NodePool, and the room of the node is not used. A changed NodePool is planned with at once.";
+    QUARANTINED = "Quarantined", Warning, Pods, ["Pod", "NodePool", "Node", "NodeClaim", "DaemonSet"], No,
+        "The pod is left out of plans for the time in the note, because the API server rejects the NodeClaim of its node, or because the planner panics over it. The note has the error. A pod with another spec is planned at once. Likewise a NodePool, node or DaemonSet that the planner panics over: nothing is purchased from the NodePool, the room of the node is not used, and new nodes reserve nothing for the pods of the DaemonSet. A changed NodePool is planned with at once.";
 
     CAPACITY_BLOCK_EXPIRING = "CapacityBlockExpiring", Warning, Lifecycle, ["NodeClaim"], No,
         "The capacity block ends in 40 minutes or less. The NodeClaim is deleted, and its pods are planned again.";

@@ -1,7 +1,7 @@
-//! NodePools and nodes that are left out of plans for a while, because the planner panics over them whatever pods it plans.
+//! NodePools, nodes and DaemonSets that are left out of plans for a while, because the planner panics over them whatever pods it plans.
 //!
 //! Nothing is purchased from such a NodePool. Of such a node the room is not used; its pods still count for topology unless the planner
-//! panics over them, too. The node itself is left alone.
+//! panics over them, too. The node itself is left alone. New nodes reserve nothing for the pods of such a DaemonSet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,31 +16,41 @@ const BACKOFF: (Duration, Duration) = (Duration::from_secs(30), Duration::from_m
 /// fit on a node that is left out must not fill the cluster with purchases.
 const PURCHASES: (usize, usize) = (20, 10);
 
-/// A NodePool or a node, by name. A node without a Node object has the name of its NodeClaim.
+/// A NodePool or a node, by name, or a DaemonSet, `namespace/name`. A node without a Node object has the name of its NodeClaim.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     NodePool(Arc<str>),
     Node(Arc<str>),
+    DaemonSet(Arc<str>),
 }
 
 impl Source {
     /// Values of the metric label `kind`.
-    pub const KINDS: [&'static str; 2] = ["nodepool", "node"];
+    pub const KINDS: [&'static str; 3] = ["nodepool", "node", "daemonset"];
 
     /// The metric label `kind`.
     pub fn kind(&self) -> &'static str {
-        Self::KINDS[usize::from(matches!(self, Self::Node(_)))]
+        match self {
+            Self::NodePool(_) => "nodepool",
+            Self::Node(_) => "node",
+            Self::DaemonSet(_) => "daemonset",
+        }
     }
 
     pub fn name(&self) -> &str {
-        let (Self::NodePool(name) | Self::Node(name)) = self;
+        let (Self::NodePool(name) | Self::Node(name) | Self::DaemonSet(name)) = self;
         name
     }
 
     /// The NodePools and nodes of a snapshot, in its order.
-    pub fn all(snapshot: &Snapshot) -> Vec<Self> {
+    pub fn pools_and_nodes(snapshot: &Snapshot) -> Vec<Self> {
         let pools = snapshot.problem.pools.iter().map(|pool| Self::NodePool(Arc::clone(&pool.name)));
         pools.chain(snapshot.problem.nodes.iter().map(|node| Self::Node(Arc::clone(&node.name)))).collect()
+    }
+
+    /// The DaemonSets of a snapshot, in its order.
+    pub fn daemon_sets(snapshot: &Snapshot) -> Vec<Self> {
+        snapshot.problem.daemons.iter().map(|daemon| Self::DaemonSet(Arc::clone(&daemon.key))).collect()
     }
 }
 
@@ -54,7 +64,7 @@ struct Entry {
     next: Duration,
 }
 
-/// The NodePools and nodes that are left out, or were. At most as many as there are.
+/// The NodePools, nodes and DaemonSets that are left out, or were. At most as many as there are.
 #[derive(Debug, Default)]
 pub struct SupplyQuarantine {
     entries: BTreeMap<Source, Entry>,
@@ -106,6 +116,7 @@ impl SupplyQuarantine {
                 Some(_) => NodeUse::None,
             },
         );
+        snapshot.problem.daemons.retain(|daemon| waiting(&Source::DaemonSet(Arc::clone(&daemon.key))).is_none());
     }
 
     /// The sources that are left out at `now`, with the end.
@@ -114,7 +125,7 @@ impl SupplyQuarantine {
     }
 
     /// How many sources of each of [`Source::KINDS`] are left out at `now`.
-    pub fn counts(&self, now: UnixMillis) -> [usize; 2] {
+    pub fn counts(&self, now: UnixMillis) -> [usize; 3] {
         let left_out = || self.entries.iter().filter(|(_, entry)| now < entry.until);
         Source::KINDS.map(|kind| left_out().filter(|(source, _)| source.kind() == kind).count())
     }
@@ -129,6 +140,7 @@ impl SupplyQuarantine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::planner::input::pod::Daemon;
 
     const NOW: UnixMillis = UnixMillis(1_000_000);
 
@@ -152,12 +164,26 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_reserves_nothing_for_a_daemon_set_that_is_left_out() {
+        let daemon = |key: &str| Daemon { key: Arc::from(key), class: Arc::default() };
+        let mut quarantine = SupplyQuarantine::default();
+        quarantine.add(Source::DaemonSet("n/a".into()), None, false, NOW);
+        assert_eq!((quarantine.counts(NOW), quarantine.purchases_per_minute(0, NOW)), ([0, 0, 1], None));
+        for (now, expected) in [(NOW, &["n/b"][..]), (NOW + BACKOFF.0, &["n/a", "n/b"])] {
+            let mut snapshot = Snapshot::default();
+            snapshot.problem.daemons = vec![daemon("n/a"), daemon("n/b")];
+            quarantine.leave_out(&mut snapshot, |_| None, now);
+            assert_eq!(snapshot.problem.daemons.iter().map(|daemon| &*daemon.key).collect::<Vec<_>>(), expected);
+        }
+    }
+
+    #[test]
     fn purchases_are_bounded_while_the_room_of_a_node_is_not_used() {
         let mut quarantine = SupplyQuarantine::default();
         quarantine.add(Source::NodePool("p".into()), Some(1), false, NOW);
-        assert_eq!((quarantine.counts(NOW), quarantine.purchases_per_minute(5_000, NOW)), ([1, 0], None));
+        assert_eq!((quarantine.counts(NOW), quarantine.purchases_per_minute(5_000, NOW)), ([1, 0, 0], None));
         quarantine.add(Source::Node("n".into()), None, false, NOW);
-        assert_eq!(quarantine.counts(NOW), [1, 1]);
+        assert_eq!(quarantine.counts(NOW), [1, 1, 0]);
         assert_eq!([0, 5_000].map(|claims| quarantine.purchases_per_minute(claims, NOW)), [Some(20), Some(500)]);
         assert_eq!(quarantine.purchases_per_minute(0, NOW + BACKOFF.0), None);
     }

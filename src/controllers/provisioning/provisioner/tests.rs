@@ -224,7 +224,7 @@ async fn a_node_pool_that_the_planner_panics_over_is_left_out_until_it_changes()
     pending(&world, "large", "1500m");
     let (planned, quarantined, ctx) = provisioned(&world, panics_over_supply, 1).await;
     assert_eq!((planned.len(), quarantined), (2, [0, 0]), "{planned:?}");
-    assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), [1, 0]);
+    assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), [1, 0, 0]);
     let events = world.api.events();
     let expected = "Warning Quarantined on NodePool/poisonous: left out of plans for 30 s: ";
     assert!(events.iter().any(|event| event.starts_with(expected)), "{events:?}");
@@ -246,7 +246,7 @@ async fn nodes_that_the_planner_panics_over_are_left_out_and_not_disrupted_and_p
         }
         let (planned, quarantined, ctx) = provisioned(&world, panics_over_supply, 1).await;
         assert_eq!((planned.len(), quarantined), (20, [0, 0]), "{name}: at most twenty purchases");
-        assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), [0, 1], "{name}");
+        assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), [0, 1, 0], "{name}");
         let events = world.api.events();
         let expected = format!("Warning Quarantined on Node/{name}: left out of plans for 30 s: ");
         assert!(events.iter().any(|event| event.starts_with(&expected)), "{events:?}");
@@ -289,7 +289,7 @@ async fn a_pod_that_the_planner_panics_over_on_every_node_leaves_no_node_out() {
             pending_of(&world, namespace, "poison", "");
         }
         let (_, _, ctx) = provisioned(&world, panics, 1).await;
-        assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), [0, 0], "{namespaces:?}");
+        assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), [0, 0, 0], "{namespaces:?}");
     }
 }
 
@@ -302,4 +302,91 @@ async fn the_last_plan_keeps_the_reasons_of_pods_that_it_leaves_without_a_node()
     let last = lock(&ctx.last_plan).clone().unwrap();
     assert_eq!((last.pods, last.new_nodes, last.on_existing, last.left_out), (2, 1, 0, 1));
     assert!(last.reasons.len() == 1 && &*last.reasons[0].0 == "n/huge" && !last.reasons[0].1.is_empty(), "{last:?}");
+}
+
+/// A DaemonSet of the namespace `n`.
+fn daemon_set(ctx: &Context, name: &str) {
+    let spec = json!({"selector": {}, "template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}});
+    let set = json!({"metadata": {"name": name, "namespace": "n", "uid": format!("uid-{name}")}, "spec": spec});
+    ctx.cluster.update(|state| state.apply_daemon_set(&serde_json::from_value(set).unwrap()));
+}
+
+fn panics_over_daemons(problem: &Problem, cache: &ColumnCache) -> Plan {
+    let poison = problem.daemons.iter().any(|daemon| daemon.key.contains("poison"));
+    let read = !(problem.pools.is_empty() && problem.nodes.is_empty());
+    assert!(!(poison && read), "a defect about a DaemonSet");
+    panics_over_supply(problem, cache)
+}
+
+#[tokio::test]
+async fn daemon_sets_that_the_planner_panics_over_are_left_out_and_nothing_else_is() {
+    for (extra, expected) in [(None, [0, 0, 2]), (Some("room"), [0, 1, 2])] {
+        let world = supplied_world(&["p", "q"], &["x0", "x1", extra.unwrap_or("x2"), "x3"]);
+        pending_of(&world, "a", "web", "");
+        pending_of(&world, "b", "web", "");
+        let ctx = world.api.context(Arc::clone(&world.cloud) as Arc<dyn Cloud>, PlacementMode::Nominate);
+        for name in ["a", "poison-1", "b", "c", "d", "poison-2", "e"] {
+            daemon_set(&ctx, name);
+        }
+        let mut queue = PodQueue::default();
+        provision(&ctx, &mut queue, &mut UnschedulablePods::default(), panics_over_daemons).await;
+        for _ in 0..500 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), expected);
+        let now = clock::now();
+        let state = ctx.cluster.read();
+        queue.observe(&state, &ctx.derived.holds(&state, now), &mut lock(&ctx.quarantine), now);
+        assert_eq!(Cause::ALL.map(|cause| queue.quarantined(cause)), [0, 0]);
+        let planned: BTreeSet<String> = state.claims.values().flat_map(|claim| PlanRecord::of(claim).pods).collect();
+        assert_eq!(planned, keys(&["a/web", "b/web"]));
+        drop(state);
+        let events = world.api.events();
+        let text = "Warning Quarantined on DaemonSet/poison-1: left out of plans for 30 s: ";
+        assert!(events.iter().any(|event| event.starts_with(text)), "{events:?}");
+        let left = take_snapshot(&ctx, &ctx.ready_pools()).problem.daemons;
+        assert_eq!(left.iter().map(|daemon| &*daemon.key).collect::<Vec<_>>(), ["n/a", "n/b", "n/c", "n/d", "n/e"]);
+    }
+}
+
+#[tokio::test]
+async fn a_search_for_daemon_sets_ends_after_a_bounded_number_of_plans() {
+    static PLANS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    fn counted(problem: &Problem, cache: &ColumnCache) -> Plan {
+        PLANS.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        panics_over_daemons(problem, cache)
+    }
+    let names: Vec<String> = (0..40).map(|at| format!("{}{at}", if at % 2 == 0 { "x" } else { "pods" })).collect();
+    let world = supplied_world(&["p"], &names.iter().map(String::as_str).collect::<Vec<_>>());
+    pending(&world, "a", "1500m");
+    let ctx = world.api.context(Arc::clone(&world.cloud) as Arc<dyn Cloud>, PlacementMode::Nominate);
+    (0..80).for_each(|at| daemon_set(&ctx, &format!("{}-{at}", if at % 2 == 0 { "ok" } else { "poison" })));
+    provision(&ctx, &mut PodQueue::default(), &mut UnschedulablePods::default(), counted).await;
+    let plans = PLANS.load(std::sync::atomic::Ordering::SeqCst);
+    assert!(plans <= supply::MAX_TRIALS + 5, "{plans} plans");
+    assert!(lock(&ctx.supply_quarantine).counts(clock::now())[2] >= 40);
+}
+
+/// Volumes are read for the pods that use them: the planner panics over one claim.
+#[tokio::test]
+async fn of_a_volume_that_the_planner_panics_over_the_pods_are_left_out_and_their_node() {
+    fn panics(problem: &Problem, cache: &ColumnCache) -> Plan {
+        let running = problem.nodes.iter().flat_map(|node| node.pods.iter());
+        let mut uses = problem.pods.iter().chain(running);
+        assert!(!uses.any(|pod| pod.claims.iter().any(|claim| claim.contains("bad"))), "a defect about a volume");
+        plan(problem, cache)
+    }
+    let volume = |claim: &str| json!([{"name": "v", "persistentVolumeClaim": {"claimName": claim}}]);
+    let unschedulable = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m"});
+    let world = supplied_world(&["p"], &["x0", "x1", "x2", "x3"]);
+    let spec = |node: Option<&str>| json!({"nodeName": node, "containers": [], "volumes": volume("bad")});
+    world.api.put(&pod("runs", &json!({"spec": spec(Some("x1"))})));
+    let waits = json!({"spec": spec(None), "status": {"conditions": [unschedulable]}});
+    world.api.put(&pod("waits", &waits));
+    pending_of(&world, "a", "web", "");
+    pending(&world, "large", "1900m");
+    let (planned, quarantined, ctx) = provisioned(&world, panics, 1).await;
+    assert_eq!(quarantined, [1, 0], "the pod that waits");
+    assert!(planned.iter().any(|pod| pod.ends_with("/large")), "{planned:?}");
+    assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), [0, 1, 0], "the node of the pod that runs");
 }
