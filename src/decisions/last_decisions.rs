@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::decisions::disruption::consolidation::Pause;
+use crate::decisions::disruption::consolidation_pause::Pause;
 use crate::decisions::provisioning::unschedulable::in_turns;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;

@@ -154,8 +154,8 @@ metrics! {
             "cause": "`planner_panic`, `nodeclaim_rejected`",
         ],
         "Pods that need a node and are left out of plans for up to five minutes, because a plan with them failed, by cause.";
-    SUPPLY_QUARANTINED = "supply_quarantined", Kind::Gauge, Leader, ["kind": "`nodepool`, `node`"],
-        "NodePools and nodes that are left out of plans for up to five minutes, because the planner panics over them, which is a defect.";
+    SUPPLY_QUARANTINED = "supply_quarantined", Kind::Gauge, Leader, ["kind": "`nodepool`, `node`, `daemonset`"],
+        "NodePools, nodes and DaemonSets that are left out of plans for up to five minutes, because the planner panics over them, which is a defect.";
     NODECLAIMS_REJECTED = "nodeclaims_rejected_total", Kind::Counter, Leader, ["nodepool": "name of the NodePool"],
         "NodeClaims that the API server, an admission policy or a webhook rejected.";
     DETECT_TO_CLAIM_SECONDS = "detect_to_claim_seconds", Kind::Histogram(RECONCILER_SECONDS), Leader, [],
@@ -175,7 +175,7 @@ metrics! {
         ],
         "NodeClaims disrupted, by reason, NodePool, capacity type, consolidation policy and termination mode.";
     CONSOLIDATION_PAUSED = "consolidation_paused", Kind::Gauge, Leader, [
-            "reason": "`node_booting`, `node_leaving` (a marked node still has pods), `pod_unattempted`, `pod_unschedulable` (in the last 30 s)",
+            "reason": "`node_booting`, `node_leaving` (a marked node still has pods), `pod_unattempted`, `pod_unschedulable` (in the last 30 s; at most two minutes because of one namespace)",
         ],
         "1 for the reason for which consolidation pauses, otherwise 0; evaluated every five seconds.";
     NODES_REGISTERED = "nodes_registered_total", Kind::Counter, Leader, [],

@@ -367,7 +367,7 @@ impl Consolidation {
     fn of(last: &LastConsolidation) -> Self {
         Self {
             at: last.at.rfc3339(),
-            paused: last.paused.map(crate::decisions::disruption::consolidation::Pause::as_str),
+            paused: last.paused.map(crate::decisions::disruption::consolidation_pause::Pause::as_str),
             candidates: last.candidates,
             blocked: last.blocked,
             chosen: last.chosen,

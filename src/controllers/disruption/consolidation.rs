@@ -5,19 +5,25 @@ use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::simulate::simulate;
-use crate::decisions::disruption::consolidation::{Consolidation, Pause, pause};
+use crate::decisions::disruption::consolidation::Consolidation;
+use crate::decisions::disruption::consolidation_pause::{Pause, PendingPods, pause};
 use crate::decisions::last_decisions::LastConsolidation;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 use crate::sync::lock;
 
 /// Claims whose nodes are to be removed together: the pods of each fit on the others, or on new nodes that cost less than the
 /// removed ones.
-pub async fn choose(ctx: &Context, pools: &[ReadyPool], types: &InstanceTypes) -> Vec<String> {
+pub async fn choose(
+    ctx: &Context,
+    pools: &[ReadyPool],
+    types: &InstanceTypes,
+    pending: &mut PendingPods,
+) -> Vec<String> {
     let now = clock::now();
     let most = ctx.admissible(Capped::Disruption);
     let (mut consolidation, candidates) = {
         let state = ctx.cluster.read();
-        let paused = pause(&state, now);
+        let paused = pause(&state, pending, now);
         for reason in Pause::ALL {
             let gauge = ctx.metrics.consolidation_paused.with_label_values(&[reason.as_str()]);
             gauge.set(i64::from(paused == Some(reason)));

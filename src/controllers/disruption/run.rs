@@ -21,6 +21,7 @@ use crate::controllers::disruption::taint::taint;
 use crate::controllers::disruption::{consolidation, drift_replacement};
 use crate::decisions::disruption::blocks::budget_block_of_claim;
 use crate::decisions::disruption::candidates::{allowances, candidates};
+use crate::decisions::disruption::consolidation_pause::PendingPods;
 use crate::decisions::disruption::drift_replacement::DriftReplacement;
 use crate::decisions::disruption::emptiness::{self, EmptyNodeStep};
 use crate::decisions::disruption::mark::DisruptionMark;
@@ -53,13 +54,19 @@ pub async fn run(ctx: Arc<Context>) {
 struct Disruption {
     marked: MarkedNodes,
     drift: DriftReplacement,
+    pending: PendingPods,
     /// When drifted and underutilized nodes were last evaluated.
     replaced: UnixMillis,
 }
 
 impl Disruption {
     fn new(now: UnixMillis) -> Self {
-        Self { marked: MarkedNodes::default(), drift: DriftReplacement::default(), replaced: now }
+        Self {
+            marked: MarkedNodes::default(),
+            drift: DriftReplacement::default(),
+            pending: PendingPods::default(),
+            replaced: now,
+        }
     }
 
     async fn pass(&mut self, ctx: &Context, now: UnixMillis) {
@@ -106,7 +113,7 @@ impl Disruption {
     async fn replace(&mut self, ctx: &Context, pools: &[ReadyPool], types: &InstanceTypes) {
         let drifted = drift_replacement::choose(&mut self.drift, ctx, pools, types).await;
         let (chosen, reason) = if drifted.is_empty() {
-            (consolidation::choose(ctx, pools, types).await, DisruptionReason::Underutilized)
+            (consolidation::choose(ctx, pools, types, &mut self.pending).await, DisruptionReason::Underutilized)
         } else {
             (drifted, DisruptionReason::Drifted)
         };

@@ -3,82 +3,21 @@
 //! Candidates are removed in simulation one at a time, cumulatively with those already accepted.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
-use kube::ResourceExt;
-
-use crate::api::conditions;
 use crate::decisions::disruption::blocks::budget_block_of_claim;
-use crate::decisions::disruption::candidates::{Candidate, PoolAllowance, allowances, candidates, is_occupied};
+use crate::decisions::disruption::candidates::{Candidate, PoolAllowance, allowances, candidates};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::simulate::Outcome;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
 use crate::state::instance_types::InstanceTypes;
-use crate::state::node_state::BOOT_TIMEOUT;
-use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
-use crate::state::pods::{PodRecord, Scheduling};
 use crate::state::tables::ClusterState;
 
 /// Maximum number of candidates that one pass simulates.
 pub const MAX_CANDIDATES: usize = 20;
 /// A node is removed only when that saves at least its price divided by this: moving pods has a cost, too.
 const MIN_SAVING_DIVISOR: i64 = 10;
-/// A pod without a node that is younger than this may still be bound or planned.
-const PENDING_PERIOD: Duration = Duration::from_secs(30);
-
-/// Why consolidation pauses: pods move or wait for a node, so that a simulation does not see where every pod is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pause {
-    /// A node is coming up.
-    NodeBooting,
-    /// A marked node still has pods.
-    NodeLeaving,
-    /// The scheduler has not attempted a new pod yet.
-    PodUnattempted,
-    /// A pod was rejected a short time ago.
-    PodUnschedulable,
-}
-
-impl Pause {
-    /// Every reason.
-    pub const ALL: [Self; 4] = [Self::NodeBooting, Self::NodeLeaving, Self::PodUnattempted, Self::PodUnschedulable];
-
-    /// The label of metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NodeBooting => "node_booting",
-            Self::NodeLeaving => "node_leaving",
-            Self::PodUnattempted => "pod_unattempted",
-            Self::PodUnschedulable => "pod_unschedulable",
-        }
-    }
-}
-
-/// Why consolidation pauses; `None` when it does not.
-pub fn pause(state: &ClusterState, now: UnixMillis) -> Option<Pause> {
-    let moving = state.claims.values().filter(|claim| !claim.is_deleting()).find_map(|claim| {
-        let booting =
-            !claim.has_condition(conditions::INITIALIZED) && !claim.created_at().is_older_than(BOOT_TIMEOUT, now);
-        let occupied = || state.node_of(claim).is_some_and(|node| is_occupied(state, &node.name_any()));
-        let leaving = || (claim.is_leaving() && occupied()).then_some(Pause::NodeLeaving);
-        booting.then_some(Pause::NodeBooting).or_else(leaving)
-    });
-    // A pod that no node was launched for in this time will not move.
-    let is_recent = |at: UnixMillis| !at.is_older_than(PENDING_PERIOD, now);
-    let pending = |pod: &PodRecord| match pod.scheduling {
-        Scheduling::Unattempted => {
-            (is_recent(pod.first_seen) && state.is_scheduled(pod)).then_some(Pause::PodUnattempted)
-        }
-        Scheduling::Unschedulable { .. } => {
-            pod.first_unschedulable.is_some_and(is_recent).then_some(Pause::PodUnschedulable)
-        }
-        _ => None,
-    };
-    let unbound = || state.unbound.iter().filter_map(|key| state.pods.get(key)).filter(|pod| !pod.daemon);
-    moving.or_else(|| unbound().find_map(pending))
-}
 
 /// One pass over the candidates.
 #[derive(Debug)]

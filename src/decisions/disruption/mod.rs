@@ -4,6 +4,7 @@ pub mod blocks;
 pub mod budget;
 pub mod candidates;
 pub mod consolidation;
+pub mod consolidation_pause;
 pub mod departure;
 pub mod drift_order;
 pub mod drift_replacement;

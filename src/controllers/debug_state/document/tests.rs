@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::cloud::offering_state;
 use crate::controllers::debug_state::snapshot::{ClusterCopy, MAX_ENTRIES, PendingPod, Process};
-use crate::decisions::disruption::consolidation::Pause;
+use crate::decisions::disruption::consolidation_pause::Pause;
 use crate::decisions::holds;
 use crate::model::labels;
 use crate::model::pause;

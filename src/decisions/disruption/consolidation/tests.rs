@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use serde_json::json;
 
 use super::*;
@@ -87,17 +89,6 @@ fn a_pass_accepts_no_more_nodes_than_may_be_disrupted_now() {
 }
 
 #[test]
-fn a_pod_that_stays_unattempted_does_not_pause_consolidation_when_others_are_created() {
-    let mut state = ClusterState::default();
-    state.apply_pod(&objects::pod("old", &json!({})), UnixMillis(0));
-    let now = UnixMillis(0) + PENDING_PERIOD;
-    state.apply_pod(&objects::pod("new", &json!({"spec": {"nodeName": "x"}})), now);
-    assert_eq!(pause(&state, now), None);
-    state.apply_pod(&objects::pod("untried", &json!({})), now);
-    assert_eq!(pause(&state, now), Some(Pause::PodUnattempted));
-}
-
-#[test]
 fn b49_nodes_whose_pods_a_budget_blocks_take_no_place_among_the_candidates() {
     let mut state = ClusterState::default();
     let disruption = json!({"consolidateAfter": "0s", "budgets": [{"nodes": "100%"}]});
@@ -123,50 +114,4 @@ fn b49_nodes_whose_pods_a_budget_blocks_take_no_place_among_the_candidates() {
     assert_eq!(pass.blocked.len(), MAX_CANDIDATES);
     let why = "pdb prevents pod evictions: n/b allows no disruption of pod n/p00";
     assert_eq!(pass.blocked[0], ("c00".to_owned(), why.to_owned()));
-}
-
-#[test]
-fn consolidation_waits_while_nodes_boot_or_drain_and_while_pods_wait_for_nodes() {
-    let now = UnixMillis(1_000_000);
-    let moment = Duration::from_secs(1);
-    let rejected = json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]});
-    let bound = json!({"spec": {"nodeName": "x"}});
-    let unbound = json!({"status": rejected});
-    let daemon = json!({"metadata": {"ownerReferences":
-        [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]}});
-    let marked = json!({(labels::DISRUPTING): "Empty/"});
-    let old = (now - BOOT_TIMEOUT).rfc3339();
-    let of_nobody = json!({"spec": {"schedulerName": "nobody"}});
-    for (case, conditions, created, annotations, pod, seen, settled) in [
-        ("initialized", &["Initialized"][..], &old, json!({}), None, now, true),
-        ("booting", &[], &(now - BOOT_TIMEOUT + moment).rfc3339(), json!({}), None, now, false),
-        ("never booted", &[], &old, json!({}), None, now, true),
-        ("leaving, with a pod", &["Initialized"], &old, marked.clone(), Some(&bound), UnixMillis(0), false),
-        ("leaving, without a pod", &["Initialized"], &old, marked, None, now, true),
-        ("a pod runs", &["Initialized"], &old, json!({}), Some(&bound), now, true),
-        ("a rejected pod", &["Initialized"], &old, json!({}), Some(&unbound), now - PENDING_PERIOD + moment, false),
-        ("a pod rejected long ago", &["Initialized"], &old, json!({}), Some(&unbound), now - PENDING_PERIOD, true),
-        ("a new pod", &["Initialized"], &old, json!({}), Some(&json!({})), now - PENDING_PERIOD + moment, false),
-        (
-            "a pod that no one schedules",
-            &["Initialized"],
-            &old,
-            json!({}),
-            Some(&json!({})),
-            now - PENDING_PERIOD,
-            true,
-        ),
-        ("a new pod of an unknown scheduler", &["Initialized"], &old, json!({}), Some(&of_nobody), now, true),
-        ("a new DaemonSet pod", &["Initialized"], &old, json!({}), Some(&daemon), now, true),
-    ] {
-        let mut state = ClusterState::default();
-        let meta = json!({"annotations": annotations, "creationTimestamp": created});
-        let status = objects::launched("i-1", conditions);
-        state.apply_claim(objects::claim("c", &json!({"metadata": meta, "status": status})));
-        state.apply_node(objects::node("x", &json!({"spec": {"providerID": "aws:///z/i-1"}})));
-        if let Some(patch) = pod {
-            state.apply_pod(&objects::pod("a", patch), seen);
-        }
-        assert_eq!(pause(&state, now).is_none(), settled, "{case}");
-    }
 }
