@@ -388,7 +388,7 @@ mod tests {
     fn meanings_are_sentences_about_known_kinds() {
         for event in ALL {
             assert!(event.meaning().ends_with(['.', ')']), "{event}: {}", event.meaning());
-            let kinds = ["Pod", "Node", "NodeClaim", "NodePool", "EC2NodeClass"];
+            let kinds = ["Pod", "DaemonSet", "Node", "NodeClaim", "NodePool", "EC2NodeClass"];
             assert!(event.objects().iter().all(|kind| kinds.contains(kind)), "{event}: {:?}", event.objects());
         }
     }
