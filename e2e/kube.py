@@ -4,6 +4,7 @@ import concurrent.futures
 import datetime
 import json
 import pathlib
+import threading
 
 import kubernetes
 from kubernetes.dynamic import DynamicClient
@@ -52,6 +53,8 @@ class KubeApi:
         configuration = kubernetes.client.Configuration(connection_pool_maxsize=CONNECTIONS)
         kubernetes.config.load_kube_config(str(kubeconfig), client_configuration=configuration)
         self.client = kubernetes.client.ApiClient(configuration)
+        # The client's discovery deletes its cache while it refreshes it: other threads fail on that.
+        self.discovery = threading.Lock()
         # The default discovery cache is shared by all API servers that ever had this port.
         self.dynamic = DynamicClient(self.client, cache_file=str(kubeconfig.with_suffix(".discovery.json")))
 
@@ -59,7 +62,11 @@ class KubeApi:
         self.client.rest_client.pool_manager.clear()
 
     def resource(self, kind):
-        return self.dynamic.resources.get(api_version=API_VERSIONS[kind], kind=kind)
+        return self.discover(API_VERSIONS[kind], kind)
+
+    def discover(self, version, kind):
+        with self.discovery:
+            return self.dynamic.resources.get(api_version=version, kind=kind)
 
     def version(self):
         """The version of the API server, such as v1.34.4."""
@@ -106,7 +113,7 @@ class KubeApi:
         if item["kind"] == "Namespace":
             name = item["metadata"]["name"]
             wait_until(lambda: not terminating(self.find("Namespace", name) or EMPTY), NAMESPACE_TIMEOUT, f"the earlier namespace {name} deleted")
-        resource = self.dynamic.resources.get(api_version=item["apiVersion"], kind=item["kind"])
+        resource = self.discover(item["apiVersion"], item["kind"])
         strict = [("fieldValidation", "Strict")]
         return parsed(getattr(resource, verb)(body=item, serialize=False, query_params=strict, _request_timeout=REQUEST_TIMEOUT, **more))
 
