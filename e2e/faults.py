@@ -15,7 +15,7 @@ import datetime
 import http.client
 import http.server
 import json
-import random
+import math
 import threading
 import time
 import urllib.parse
@@ -26,6 +26,7 @@ NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 EC2_VERSION = "2016-11-15"
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "date", "server"}
 CONNECTION_ERRORS = (ConnectionError, http.client.HTTPException, OSError)
+EPSILON = 1e-9
 SILENCE = 70.0  # seconds after which an unanswered call ends at this side if the client does not give up first
 
 
@@ -281,26 +282,35 @@ def written(reply, root):
 # Faults
 
 
-def throttle(share, seed=1):
+class Share:
+    """Hits this share of the calls of each action, evenly: 0.8 is four calls of five. Without chance, a fault ends after a known number of calls."""
+
+    def __init__(self, share):
+        self.share, self.seen, self.lock = share, collections.Counter(), threading.Lock()
+
+    def hits(self, action):
+        with self.lock:
+            self.seen[action] += 1
+            number = self.seen[action]
+        return math.ceil(number * self.share - EPSILON) > math.ceil((number - 1) * self.share - EPSILON)
+
+
+def throttle(share):
     """This share of EC2's calls is throttled."""
-    draw, lock = random.Random(seed), threading.Lock()
+    share = Share(share)
 
     def fault(call, _):
-        with lock:
-            hit = call.is_ec2 and draw.random() < share
-        return error(503, "RequestLimitExceeded", "Request limit exceeded.") if hit else None
+        return error(503, "RequestLimitExceeded", "Request limit exceeded.") if call.is_ec2 and share.hits(call.action) else None
 
     return fault
 
 
-def broken(actions, share=1.0, seed=1):
+def broken(actions, share=1.0):
     """This share of the calls of some actions fails with an internal error, without an effect."""
-    draw, lock = random.Random(seed), threading.Lock()
+    share = Share(share)
 
     def fault(call, _):
-        with lock:
-            hit = call.action in actions and draw.random() < share
-        return error(500, "InternalError", "An internal error has occurred.") if hit else None
+        return error(500, "InternalError", "An internal error has occurred.") if call.action in actions and share.hits(call.action) else None
 
     return fault
 
