@@ -1,14 +1,14 @@
 //! Why consolidation pauses: pods move or wait for a node, so that a simulation does not see where every pod is.
 //!
-//! Tenants choose how many pods wait, and how often new ones are created. The pods of one namespace, and those of all, pause consolidation
-//! for a bounded time only.
+//! Tenants choose how many pods wait, how often new ones are created, and with them how often a node comes up. The pods of one namespace,
+//! those of all, and the nodes that come up pause consolidation for a bounded time only.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kube::ResourceExt;
 
-use crate::api::conditions;
+use crate::api::{NodeClaim, conditions};
 use crate::decisions::disruption::candidates::is_occupied;
 use crate::model::time::UnixMillis;
 use crate::state::node_state::BOOT_TIMEOUT;
@@ -22,7 +22,7 @@ const PENDING_PERIOD: Duration = Duration::from_secs(30);
 const MAX_PAUSE: Duration = Duration::from_mins(2);
 /// A namespace without a new pod that waits for this time may pause consolidation again.
 const QUIET: Duration = Duration::from_mins(5);
-/// After this time of pauses because of pods, one pass is made.
+/// After this time of pauses because of pods or of nodes that come up, one pass is made. It moves no pod to such a node.
 const MAX_TOTAL: Duration = Duration::from_mins(10);
 
 /// Why consolidation pauses.
@@ -53,7 +53,7 @@ impl Pause {
     }
 }
 
-/// The pauses so far because of pods that wait for a node.
+/// The pauses so far because of pods that wait for a node, or of nodes that come up for them.
 #[derive(Debug, Default)]
 pub struct PendingPods {
     namespaces: BTreeMap<String, Episode>,
@@ -70,15 +70,16 @@ struct Episode {
 
 /// Why consolidation pauses; `None` when it does not. Called for every pass.
 pub fn pause(state: &ClusterState, pending: &mut PendingPods, now: UnixMillis) -> Option<Pause> {
-    let moving = state.claims.values().filter(|claim| !claim.is_deleting()).find_map(|claim| {
-        let booting =
-            !claim.has_condition(conditions::INITIALIZED) && !claim.created_at().is_older_than(BOOT_TIMEOUT, now);
-        let occupied = || state.node_of(claim).is_some_and(|node| is_occupied(state, &node.name_any()));
-        let leaving = || (claim.is_leaving() && occupied()).then_some(Pause::NodeLeaving);
-        booting.then_some(Pause::NodeBooting).or_else(leaving)
-    });
     let waiting = pending.observe(state, now);
-    moving.or_else(|| pending.limit(waiting, now))
+    let claims = || state.claims.values().filter(|claim| !claim.is_deleting());
+    let occupied = |claim: &NodeClaim| state.node_of(claim).is_some_and(|node| is_occupied(state, &node.name_any()));
+    if claims().any(|claim| claim.is_leaving() && occupied(claim)) {
+        return Some(Pause::NodeLeaving);
+    }
+    let booting = claims().any(|claim| {
+        !claim.has_condition(conditions::INITIALIZED) && !claim.created_at().is_older_than(BOOT_TIMEOUT, now)
+    });
+    pending.limit(booting.then_some(Pause::NodeBooting).or(waiting), now)
 }
 
 impl PendingPods {
@@ -102,10 +103,10 @@ impl PendingPods {
         found
     }
 
-    /// Lets a pass through after [`MAX_TOTAL`], whoever's pods wait.
-    fn limit(&mut self, waiting: Option<Pause>, now: UnixMillis) -> Option<Pause> {
+    /// Lets a pass through after [`MAX_TOTAL`], whoever's pods wait or have a node come up.
+    fn limit(&mut self, why: Option<Pause>, now: UnixMillis) -> Option<Pause> {
         let since = *self.paused_since.get_or_insert(now);
-        let paused = waiting.filter(|_| since <= now && !since.is_older_than(MAX_TOTAL, now));
+        let paused = why.filter(|_| since <= now && !since.is_older_than(MAX_TOTAL, now));
         if paused.is_none() {
             self.paused_since = None;
         }

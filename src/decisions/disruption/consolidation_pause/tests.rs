@@ -94,6 +94,26 @@ fn namespaces_that_take_turns_let_a_pass_through_every_ten_minutes() {
     assert_eq!(3_600 - hour, 5 * 6 - 5, "{hour}");
 }
 
+/// Seconds of an hour in which consolidation pauses, while a pod that comes and goes keeps one node coming up, and a pod waits from time to
+/// time.
+#[test]
+fn nodes_that_come_up_one_after_another_let_a_pass_through_every_ten_minutes() {
+    let (mut state, mut pending) = (ClusterState::default(), PendingPods::default());
+    let mut paused = 0;
+    for second in (0..3_600).step_by(5) {
+        let now = UnixMillis(1_000_000) + Duration::from_secs(second);
+        if second.is_multiple_of(240) {
+            let meta = json!({"creationTimestamp": now.rfc3339()});
+            state.apply_claim(objects::claim(&format!("c{second}"), &json!({ "metadata": meta })));
+        }
+        if second.is_multiple_of(400) {
+            reject(&mut state, "tenant", "small", now);
+        }
+        paused += 5 * u64::from(pause(&state, &mut pending, now).is_some());
+    }
+    assert_eq!(3_600 - paused, 5 * 5, "{paused}");
+}
+
 #[test]
 fn a_namespace_that_was_quiet_pauses_consolidation_again() {
     let (mut state, mut pending, mut now) = (ClusterState::default(), PendingPods::default(), UnixMillis(1_000_000));
