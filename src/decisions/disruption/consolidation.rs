@@ -101,8 +101,10 @@ fn is_eligible(candidate: &Candidate, allowance: &PoolAllowance, policy: &str, h
 
 /// Hourly saving of a removal, in micro-USD, when it is acceptable.
 fn saving(outcome: &Outcome) -> Option<i64> {
-    // Replacing a spot node by a spot node would trade a running node for one that may be interrupted sooner.
-    (outcome.complete && (outcome.new_nodes == 0 || !outcome.any_spot)).then_some(outcome.saving)
+    // Replacing a spot node by a spot node would trade a running node for one that may be interrupted sooner. A new node without room for
+    // the pods of a DaemonSet costs less only because of that.
+    let may_purchase = !outcome.any_spot && !outcome.daemons_left_out;
+    (outcome.complete && (outcome.new_nodes == 0 || may_purchase)).then_some(outcome.saving)
 }
 
 /// Descending by price per pod that has to move.

@@ -26,6 +26,8 @@ pub struct Outcome {
     pub new_nodes: usize,
     /// Whether a removed node is a spot instance.
     pub any_spot: bool,
+    /// Whether a DaemonSet is left out of plans, so that new nodes reserve nothing for its pods.
+    pub daemons_left_out: bool,
     /// Price of the removed nodes less that of the new nodes, micro-USD per hour.
     pub saving: i64,
 }
@@ -38,6 +40,7 @@ pub struct Removal {
     moving: BTreeSet<String>,
     of_unknown: bool,
     any_spot: bool,
+    daemons_left_out: bool,
     /// Price of the removed nodes, micro-USD per hour.
     price: i64,
 }
@@ -63,6 +66,7 @@ impl Removal {
         Self {
             of_unknown: snapshot.panicked_nodes.iter().any(|name| nodes.contains(name)),
             any_spot: claims().any(|claim| offering_of(claim).is_some_and(|(_, _, kind)| is_spot(kind))),
+            daemons_left_out: false,
             price: claims().map(|claim| types.price(claim).0).sum(),
             snapshot,
             moving,
@@ -75,7 +79,7 @@ impl Removal {
         snapshot.problem.pods.retain(|pod| moving.contains(&*pod.key) || !is_left_out(&pod.class));
     }
 
-    /// Leaves out the NodePools and nodes that plans fail over.
+    /// Leaves out the NodePools, nodes and DaemonSets that plans fail over.
     pub fn leave_out_supply(
         &mut self,
         quarantine: &SupplyQuarantine,
@@ -83,6 +87,7 @@ impl Removal {
         now: UnixMillis,
     ) {
         quarantine.leave_out(&mut self.snapshot, generation, now);
+        self.daemons_left_out = quarantine.leaves_out_daemon_sets(now);
     }
 
     /// Whether the state of a removed node could not be read.
@@ -104,7 +109,32 @@ impl Removal {
             complete: holdable && !plan.unschedulable.iter().any(|left_out| moves(&left_out.pod)),
             new_nodes: plan.new_nodes.len(),
             any_spot: self.any_spot,
+            daemons_left_out: self.daemons_left_out,
             saving: self.price - plan.cost.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decisions::provisioning::supply_quarantine::Source;
+    use crate::planner::input::settings::Settings;
+
+    #[test]
+    fn an_outcome_states_that_new_nodes_reserve_nothing_for_a_daemon_set() {
+        let (state, settings, without) = (ClusterState::default(), Settings::default(), BTreeSet::new());
+        let (mut quarantine, now) = (SupplyQuarantine::default(), UnixMillis(1_000_000));
+        quarantine.add(Source::Node("n".into()), None, false, now);
+        for left_out in [false, true] {
+            if left_out {
+                quarantine.add(Source::DaemonSet("n/d".into()), None, false, now);
+            }
+            let request = SnapshotRequest { pools: &[], settings: &settings, without: &without, now };
+            let (holds, types) = (Holds::default(), InstanceTypes::default());
+            let mut removal = Removal::new(&state, &holds, &types, &mut SnapshotCache::default(), request);
+            removal.leave_out_supply(&quarantine, |_| None, now);
+            assert_eq!(removal.simulate().daemons_left_out, left_out);
         }
     }
 }

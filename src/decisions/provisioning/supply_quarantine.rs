@@ -130,6 +130,11 @@ impl SupplyQuarantine {
         Source::KINDS.map(|kind| left_out().filter(|(source, _)| source.kind() == kind).count())
     }
 
+    /// Whether a DaemonSet is left out at `now`.
+    pub fn leaves_out_daemon_sets(&self, now: UnixMillis) -> bool {
+        self.left_out(now).any(|(source, _)| matches!(source, Source::DaemonSet(_)))
+    }
+
     /// Number of NodeClaims that may be created in any minute, in a cluster with this many; `None` while no node is left out.
     pub fn purchases_per_minute(&self, claims: usize, now: UnixMillis) -> Option<usize> {
         let (fixed, percent) = PURCHASES;

@@ -18,7 +18,7 @@ fn candidate(claim: &str, pods: usize, price: i64) -> Candidate {
 }
 
 fn outcome(complete: bool, new_nodes: usize, any_spot: bool) -> Outcome {
-    Outcome { complete, new_nodes, any_spot, saving: 5 }
+    Outcome { complete, new_nodes, any_spot, daemons_left_out: false, saving: 5 }
 }
 
 #[test]
@@ -27,6 +27,12 @@ fn a_spot_node_is_replaced_by_existing_room_but_not_by_a_new_node() {
     assert_eq!(saving(&outcome(true, 0, true)), Some(5));
     assert_eq!(saving(&outcome(true, 1, true)), None);
     assert_eq!(saving(&outcome(false, 0, false)), None, "a pod is left without a node");
+}
+
+#[test]
+fn a_node_is_not_replaced_by_a_new_one_without_room_for_a_daemon_set_that_is_left_out() {
+    let left_out = |new_nodes| Outcome { daemons_left_out: true, ..outcome(true, new_nodes, false) };
+    assert_eq!([0, 1].map(|new_nodes| saving(&left_out(new_nodes))), [Some(5), None]);
 }
 
 #[test]
