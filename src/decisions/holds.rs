@@ -222,14 +222,7 @@ fn own_holds<'a>(
 /// A hold for each waiting pod that a plan names, whatever else is known of it.
 fn named_holds(state: &ClusterState, planned: &PlanRecord) -> Vec<Hold> {
     let waits = |key: &&String| state.pods.get(*key).is_some_and(|pod| pod.node.is_none() && pod.active());
-    let hold = |key: &String| Hold {
-        original: key.clone(),
-        pod: Some(key.clone()),
-        owner: None,
-        class: None,
-        expires_at: planned.hold_until,
-    };
-    planned.pods.iter().filter(waits).map(hold).collect()
+    planned.pods.iter().filter(waits).map(|key| hold(state, key, Some(key), None, planned.hold_until)).collect()
 }
 
 /// Assigns the room of displaced pods that are gone, on one NodeClaim, to new pods of the same controllers.
@@ -311,8 +304,15 @@ fn hold(
     expires_at: UnixMillis,
 ) -> Hold {
     let owner = owner.map(|owner| owner.uid.clone());
-    let record = state.pods.get(pod.unwrap_or(original));
-    let class = record.and_then(|pod| pod.entry.as_ref().ok()).map(|entry| Arc::clone(&entry.class));
+    let class_of = |pod: &PodRecord| pod.entry.as_ref().ok().map(|entry| Arc::clone(&entry.class));
+    let own = state.pods.get(pod.unwrap_or(original)).and_then(class_of);
+    // Until a displaced pod that is gone has a successor, another pod of its controller represents it.
+    let of_another = || {
+        let (namespace, _) = original.split_once('/')?;
+        let uid = owner.as_deref().filter(|_| pod.is_none())?;
+        state.pods_of(uid).filter(|other| other.namespace == namespace).find_map(class_of)
+    };
+    let class = own.or_else(of_another);
     Hold { original: original.clone(), pod: pod.cloned(), owner, class, expires_at }
 }
 

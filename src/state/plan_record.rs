@@ -19,7 +19,8 @@ pub struct Hold {
     pub pod: Option<String>,
     /// UID of the controller whose next pod takes the room; set only when the original is displaced from another node.
     pub owner: Option<String>,
-    /// Class of the pod; without a successor that of the original. `None` when that pod is gone or invalid.
+    /// Class of the pod; without a successor that of the original, or of another pod of its controller if the original is gone. `None` when
+    /// none of them is known and valid.
     pub class: Option<Arc<PodClass>>,
     /// End of the hold.
     pub expires_at: UnixMillis,

@@ -184,6 +184,10 @@ fn a_panic_over_one_claim_affects_no_other_and_its_pods_keep_their_room() {
         for pass in 0..3 {
             let holds = cache.resolve_by(&state, now, panics);
             assert_eq!((&*holds.by_pod["n/a"], &*holds.by_pod["n/b"]), ("c", "d"), "{step:?}, pass {pass}");
+            assert!(
+                holds.by_claim["c"].iter().all(|hold| hold.class.is_some()),
+                "{step:?}: the extender counts their room"
+            );
             assert_eq!(calls.get(), 1, "{step:?}: not evaluated again in each pass");
             state.revision += 1;
             state.hold_revision += 1;

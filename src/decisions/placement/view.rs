@@ -115,7 +115,7 @@ fn room(state: &ClusterState, holds: &Holds, name: &str, node: &Node) -> Option<
         // Pods that the scheduler just bound may not be visible yet: while a node has holds, only held room is offered. The
         // planner assigns the remaining room by further holds.
         free = Resources::default();
-        for hold in live.iter().filter_map(held) {
+        for hold in live.iter().map(held) {
             free.add(&hold.requests);
         }
         free.add(&daemon_reserve);
@@ -130,20 +130,22 @@ fn room(state: &ClusterState, holds: &Holds, name: &str, node: &Node) -> Option<
         free,
         daemon_reserve,
         disrupting,
-        holds: live.into_iter().flatten().filter_map(held).collect(),
+        holds: live.into_iter().flatten().map(held).collect(),
     })
 }
 
-fn held(hold: &plan_record::Hold) -> Option<extender::Hold> {
-    let class = hold.class.as_ref()?;
-    Some(extender::Hold {
+fn held(hold: &plan_record::Hold) -> extender::Hold {
+    // Of a pod that is not known, a slot is held: while a node has holds, only held room is offered.
+    let slot = || Resources { pods: 1, ..Resources::default() };
+    let class = hold.class.as_ref();
+    extender::Hold {
         pod: Arc::from(hold.pod.as_ref().unwrap_or(&hold.original).as_str()),
         owner: hold.owner.as_deref().map(Arc::from),
         displaced: hold.owner.is_some() && hold.pod.is_none(),
-        requests: class.requests.clone(),
-        priority: class.priority,
+        requests: class.map_or_else(slot, |class| class.requests.clone()),
+        priority: class.map_or(0, |class| class.priority),
         expires_at: hold.expires_at,
-    })
+    }
 }
 
 #[cfg(test)]

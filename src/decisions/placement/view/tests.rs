@@ -55,6 +55,50 @@ fn a_planned_pod_passes_on_its_node_only_until_it_is_bound() {
     assert_eq!(passing(&bound, "b", "1500m"), ["node-c", "other"]);
 }
 
+/// A StatefulSet creates the successor when the displaced pod is gone.
+#[test]
+fn the_room_of_a_displaced_pod_that_is_gone_is_held_until_its_successor_exists() {
+    [1, 2].into_iter().for_each(displace_pod_of_stateful_set);
+}
+
+fn displace_pod_of_stateful_set(replicas: usize) {
+    let plan = json!({"stowage.dev/planned-pods": "[\"n/web-0\"]", "stowage.dev/hold-until": "2030-01-01T00:00:00Z",
+        "stowage.dev/planned-owners": r#"{"n/web-0": {"uid": "set", "at_ms": 1}}"#});
+    let meta = json!({ "annotations": plan });
+    let mut state = ClusterState::default();
+    state.apply_claim(objects::claim("c", &json!({"metadata": meta, "status": objects::launched("i-1", &[])})));
+    let status = json!({"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "10"}});
+    state.apply_node(objects::node("node-c", &json!({"spec": {"providerID": "aws:///z/i-1"}, "status": status})));
+    let containers = json!([{"name": "c", "image": "i", "resources": {"requests": {"cpu": "1"}}}]);
+    let pod = |name: &str, node: Option<&str>, uid: &str| {
+        let owner =
+            json!([{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web", "uid": "set", "controller": true}]);
+        let owner = if name == "stranger" { json!([]) } else { owner };
+        let meta = json!({"uid": uid, "ownerReferences": owner, "creationTimestamp": "1970-01-01T00:01:00Z"});
+        json!({"metadata": meta, "spec": {"nodeName": node, "containers": containers}})
+    };
+    let now = UnixMillis(60_000);
+    if replicas > 1 {
+        state.apply_pod(&objects::pod("web-1", &pod("web-1", Some("elsewhere"), "2")), now);
+    }
+    state.apply_pod(&objects::pod("web-0", &pod("web-0", Some("old"), "1")), now);
+    let (mut holds, mut cache) = (HoldsCache::default(), ViewCache::default());
+    let mut passes = |state: &ClusterState, name: &str| {
+        let view = cache.update(state, &holds.resolve(state, now), now);
+        let mut pod = pod(name, None, "3");
+        pod["metadata"]["name"] = name.into();
+        pod["metadata"]["namespace"] = "n".into();
+        let call = json!({"Pod": pod, "NodeNames": ["node-c"]}).to_string();
+        !filter(&view, now, serde_json::from_str(&call).unwrap()).node_names.is_empty()
+    };
+    assert!(!passes(&state, "stranger") && passes(&state, "web-0"));
+    state.delete_pod("n/web-0", now);
+    assert!(passes(&state, "web-0"), "its successor");
+    assert!(!passes(&state, "stranger"), "nobody else");
+    state.apply_pod(&objects::pod("web-0", &pod("web-0", None, "3")), now);
+    assert!(!passes(&state, "stranger") && passes(&state, "web-0"));
+}
+
 #[test]
 fn a_change_of_a_pod_replaces_its_node_only() {
     let mut state = state_with_planned_pod(None);
@@ -80,13 +124,18 @@ proptest::proptest! {
     #![proptest_config(history::config())]
 
     #[test]
-    fn a_view_that_follows_changes_gives_the_verdicts_of_a_new_one(events in history::history()) {
+    fn a_view_that_follows_changes_gives_the_verdicts_of_a_new_one(events in history::history(), every in 1..6_usize) {
         let mut history = History::default();
         let (mut holds, mut cache) = (HoldsCache::default(), ViewCache::default());
         let mut published = (View::default(), verdicts(&View::default(), UnixMillis(0)), UnixMillis(0));
-        for event in events {
+        for (index, event) in events.into_iter().enumerate() {
             history.apply(event);
             let now = history.now;
+            if index % every != 0 {
+                // Another loop resolves the holds; the view follows later.
+                holds.resolve(&history.state, now);
+                continue;
+            }
             let live = holds.resolve(&history.state, now);
             let view = cache.update(&history.state, &live, now);
             let expected = ViewCache::default().update(&history.fresh(), &live, now);
