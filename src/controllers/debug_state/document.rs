@@ -243,11 +243,12 @@ fn list<T, U>(of: &Capped<T>, most: usize, entry: impl Fn(&T) -> U) -> List<U> {
     List { truncated: of.truncated + of.items.len() - items.len(), items }
 }
 
-/// A text of bounded length without control characters, also none that change the direction of what follows: operators read it in a
-/// terminal.
+/// A text of bounded length without control characters, also none that change the direction of what follows or end a line: operators read
+/// it in a terminal.
 fn text(text: &str) -> String {
     let is_control = |c: char| {
-        c.is_control() || matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        c.is_control()
+            || matches!(c, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
     text.chars().take(MAX_TEXT).map(|c| if is_control(c) { '\u{fffd}' } else { c }).collect()
 }

@@ -198,5 +198,8 @@ fn a_document_is_bounded_whatever_the_cluster_has() {
 #[test]
 fn a_text_neither_controls_a_terminal_nor_is_cut_inside_a_character() {
     assert_eq!(text("a\n\u{1b}[2J\u{7f}\u{9b}\u{202e}é"), "a\u{fffd}\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}é");
+    for c in ['\u{61c}', '\u{2028}', '\u{2029}'] {
+        assert_eq!(text(&c.to_string()), "\u{fffd}", "{c:?}");
+    }
     assert_eq!(text(&"é".repeat(MAX_TEXT + 1)).chars().count(), MAX_TEXT);
 }
