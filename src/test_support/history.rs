@@ -128,7 +128,7 @@ impl History {
     pub(crate) fn apply(&mut self, event: Event) {
         match event {
             Event::Pod { at, on, bits } => {
-                let pod = self.pod(NAMES[usize::from(at)], on, bits);
+                let pod = self.pod(at, on, bits);
                 self.put(Object::Pod(pod));
             }
             Event::Node { at, id, bits } => {
@@ -229,11 +229,14 @@ impl History {
         json!({"uid": format!("{name}-{generation}"), "resourceVersion": self.version.to_string()})
     }
 
-    fn pod(&mut self, key: &str, on: u8, bits: u32) -> Pod {
+    fn pod(&mut self, at: u8, on: u8, bits: u32) -> Pod {
+        let key = NAMES[usize::from(at)];
         let (namespace, name) = key.split_once('/').unwrap();
         let mut meta = self.meta(key);
         meta["namespace"] = json!(namespace);
-        meta["creationTimestamp"] = json!(if bit(bits, 0) { "1970-01-01T00:10:00Z" } else { "1970-01-01T00:20:00Z" });
+        // Of one UID it never changes.
+        let is_early = (self.generations.get(key).copied().unwrap_or_default() + u32::from(at)).is_multiple_of(2);
+        meta["creationTimestamp"] = json!(if is_early { "1970-01-01T00:10:00Z" } else { "1970-01-01T00:20:00Z" });
         if picked(bits, 1, 4) == 0 {
             meta["deletionTimestamp"] = json!("1970-01-01T00:30:00Z");
         }
