@@ -598,6 +598,17 @@ async fn the_state_needs_the_certificate_of_an_operator() {
 }
 
 #[tokio::test]
+async fn an_open_connection_reads_the_state_no_longer_than_its_certificate_is_accepted() {
+    let setup = Setup::start(|_| {}).await;
+    setup.state.debug.set_source(|| b"{}".to_vec());
+    let mut connection = setup.connect(Some(&setup.ca.client_of("stowage-debug"))).await;
+    assert_eq!(connection.get("/debug/state").await.status, 200);
+    std::fs::write(setup.dir.path().join("ca.crt"), &Authority::new().pem).unwrap();
+    assert!(setup.server.certificates().reload().await.unwrap());
+    assert_eq!(connection.get("/debug/state").await.status, 403);
+}
+
+#[tokio::test]
 async fn without_names_nobody_reads_the_state() {
     let setup = Setup::start(|config| config.debug_client_names = vec![String::new()]).await;
     setup.state.debug.set_source(|| b"{}".to_vec());

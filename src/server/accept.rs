@@ -9,6 +9,7 @@ use axum_server::accept::Accept;
 use axum_server::tls_rustls::RustlsAcceptor;
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use rustls::pki_types::CertificateDer;
 use tokio::net::TcpStream;
 
 use crate::server::clients::{Access, Accesses};
@@ -20,8 +21,24 @@ use crate::server::tls::Certificates;
 pub(crate) struct Peer {
     /// The routes that its certificate opens. A certificate of no client CA fails the handshake.
     pub(crate) access: Accesses,
+    /// What it presented; `None` on plain listeners.
+    pub(crate) presented: Option<Presented>,
     /// Its place among the open connections, while the connection or one of its requests lives.
     pub(crate) ticket: Arc<Ticket>,
+}
+
+/// The certificates of a peer, for a route that accepts them anew for each request.
+#[derive(Clone, Debug)]
+pub(crate) struct Presented {
+    certificates: Arc<Certificates>,
+    chain: Arc<[CertificateDer<'static>]>,
+}
+
+impl Presented {
+    /// Whether they open the state now: they may have expired, and the CA may have been replaced, since the handshake.
+    pub(crate) fn access_to_state(&self) -> Access {
+        self.certificates.access_to_state(&self.chain)
+    }
 }
 
 /// Accepts plain connections within the limits of [`Connections`].
@@ -46,10 +63,9 @@ impl Accept<TcpStream, Router> for Bounded {
     fn accept(&self, stream: TcpStream, router: Router) -> Self::Future {
         // The plain listeners have none of the routes.
         let none = Access::NoCertificate;
-        let access = Accesses { extender: none.clone(), webhook: none.clone(), debug: none };
-        std::future::ready(
-            self.admit(stream).map(|(stream, ticket)| (stream, router.layer(Extension(Peer { access, ticket })))),
-        )
+        let access = Accesses { extender: none.clone(), webhook: none };
+        let peer = |ticket| Peer { access, presented: None, ticket };
+        std::future::ready(self.admit(stream).map(|(stream, ticket)| (stream, router.layer(Extension(peer(ticket))))))
     }
 }
 
@@ -81,8 +97,10 @@ impl Accept<TcpStream, Router> for TlsAccept {
             let (handshake, ticket) = handshake?;
             let (stream, router) =
                 handshake.await.inspect_err(|error| tracing::debug!(%error, "tls handshake failed"))?;
-            let access = certificates.accesses(stream.get_ref().1.peer_certificates().unwrap_or_default());
-            let router = router.layer(Extension(Peer { access, ticket }));
+            let chain: Arc<[_]> = stream.get_ref().1.peer_certificates().unwrap_or_default().into();
+            let access = certificates.accesses(&chain);
+            let presented = Some(Presented { certificates, chain });
+            let router = router.layer(Extension(Peer { access, presented, ticket }));
             Ok((stream, router))
         }
         .boxed()

@@ -19,12 +19,11 @@ pub(crate) enum Access {
     OtherName(Arc<str>),
 }
 
-/// Access of one connection to the routes.
+/// Access of one connection to the routes for which its handshake decides.
 #[derive(Clone, Debug)]
 pub(crate) struct Accesses {
     pub(crate) extender: Access,
     pub(crate) webhook: Access,
-    pub(crate) debug: Access,
 }
 
 /// The clients of all routes.
@@ -41,14 +40,15 @@ pub(crate) struct Clients {
 impl Clients {
     /// The access of a connection whose peer presented this chain, which is empty without a certificate.
     pub(crate) fn accesses(&self, chain: &[CertificateDer<'_>]) -> Accesses {
-        let closed_without = |clients: &Option<RouteClients>| {
-            clients.as_ref().map_or(Access::NoCertificate, |clients| clients.access(chain))
-        };
         Accesses {
-            extender: closed_without(&self.extender),
-            debug: closed_without(&self.debug),
+            extender: self.extender.as_ref().map_or(Access::NoCertificate, |clients| clients.access(chain)),
             webhook: self.webhook.as_ref().map_or(Access::Granted, |clients| clients.access(chain)),
         }
+    }
+
+    /// The access to the state of a peer that presented this chain.
+    pub(crate) fn access_to_state(&self, chain: &[CertificateDer<'_>]) -> Access {
+        self.debug.as_ref().map_or(Access::NoCertificate, |clients| clients.access(chain))
     }
 }
 

@@ -13,7 +13,7 @@ use futures::FutureExt;
 use prometheus::IntGauge;
 use serde_json::json;
 
-use crate::server::accept::Peer;
+use crate::server::accept::{Peer, Presented};
 use crate::server::clients::Access;
 use crate::server::state::AppState;
 
@@ -121,9 +121,9 @@ pub(crate) async fn require_api_server(Extension(peer): Extension<Peer>, request
     }
 }
 
-/// Admits operators to the state.
+/// Admits operators to the state. A connection may outlive the certificate of an operator, so that each request is decided on.
 pub(crate) async fn require_operator(Extension(peer): Extension<Peer>, request: Request, next: Next) -> Response {
-    match peer.access.debug {
+    match peer.presented.as_ref().map_or(Access::NoCertificate, Presented::access_to_state) {
         Access::Granted => next.run(request).await,
         Access::NoCertificate => error(
             StatusCode::FORBIDDEN,

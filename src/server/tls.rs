@@ -22,7 +22,7 @@ use tokio::time::MissedTickBehavior;
 use crate::model::time::UnixMillis;
 use crate::server::certificate_error::CertificateError;
 use crate::server::certificate_files::{Files, Paths};
-use crate::server::clients::{Accesses, Clients, RouteClients};
+use crate::server::clients::{Access, Accesses, Clients, RouteClients};
 use crate::server::config::ServerConfig;
 use crate::server::state::{AppState, Expiries};
 use crate::sync::lock;
@@ -113,6 +113,11 @@ impl Certificates {
     /// The routes that a chain of certificates opens, which is empty without a certificate.
     pub(crate) fn accesses(&self, chain: &[CertificateDer<'_>]) -> Accesses {
         self.clients.load().accesses(chain)
+    }
+
+    /// Whether a chain of certificates opens the state now.
+    pub(crate) fn access_to_state(&self, chain: &[CertificateDer<'_>]) -> Access {
+        self.clients.load().access_to_state(chain)
     }
 
     /// Expiry of the serving certificate.
