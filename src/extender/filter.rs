@@ -1,14 +1,13 @@
 //! Filter: reserves a planned node for the pods that it was purchased for.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use crate::extender::ExtenderPod;
 use crate::extender::name::Name;
-use crate::extender::room::NodeEntry;
 use crate::extender::view::{Standing, View};
 use crate::extender::wire::{Answer, Denial, FilterArgs, FilterResult, NodeList};
 use crate::model::resources::Resources;
@@ -84,8 +83,8 @@ pub(crate) struct Judge<'v, 'p> {
     requests: Resources,
     tolerates_disruption: bool,
     standing: Standing<'v>,
-    /// Nodes where this pod may take the hold of a displaced pod; when one of them is a candidate, the pod passes there only.
-    slots: Vec<&'v NodeEntry>,
+    /// Candidates where this pod may take the hold of a displaced pod; when there is one, the pod passes there only.
+    slots: BTreeSet<&'v str>,
     elsewhere: Option<Arc<str>>,
     disrupting: Option<Arc<str>>,
     reserved: BTreeMap<usize, Arc<str>>,
@@ -96,13 +95,10 @@ impl<'v, 'p> Judge<'v, 'p> {
         let key = pod.key();
         let standing = view.standing(now, &key);
         let requests = pod.requests();
-        let mut slots = match standing {
-            Standing::Free => view.slots(now, pod, &requests),
-            Standing::Waiting(_) | Standing::Planned(_) => Vec::new(),
+        let slots = match standing {
+            Standing::Free => view.slots(now, pod, &requests, candidates),
+            Standing::Waiting(_) | Standing::Planned(_) => BTreeSet::new(),
         };
-        if !slots.is_empty() && !candidates.iter().any(|name| slots.iter().any(|slot| *slot.name == *name.as_str())) {
-            slots.clear();
-        }
         Self {
             view,
             now,
@@ -131,11 +127,10 @@ impl<'v, 'p> Judge<'v, 'p> {
             Standing::Planned(node) => return Err(self.elsewhere(node)),
             Standing::Free => {}
         }
-        if let Some(first) = self.slots.first() {
-            if self.slots.iter().any(|slot| *slot.name == *name) {
+        if let Some(first) = self.slots.first().copied() {
+            if self.slots.contains(name) {
                 return Ok(());
             }
-            let first = &*first.name;
             return Err(self.elsewhere(first));
         }
         let Some(node) = self.view.restrained(name) else {

@@ -1,5 +1,7 @@
 //! Prioritize: the planned node, then best fit. A tie-breaker: kube-scheduler calls it only when several nodes pass the filter.
 
+use std::collections::BTreeSet;
+
 use crate::extender::filter::names_of;
 use crate::extender::room::NodeEntry;
 use crate::extender::view::{Standing, View};
@@ -23,12 +25,12 @@ pub fn prioritize<'a>(view: &View, now: UnixMillis, args: FilterArgs<'a>) -> Vec
     let requests = pod.requests();
     let standing = view.standing(now, &key);
     let own = view.own(&key);
-    let slots = if standing == Standing::Free { view.slots(now, &pod, &requests) } else { Vec::new() };
+    let slots = if standing == Standing::Free { view.slots(now, &pod, &requests, &names) } else { BTreeSet::new() };
     names
         .into_iter()
         .map(|host| {
             let name = host.as_str();
-            let planned = standing == Standing::Planned(name) || slots.iter().any(|slot| *slot.name == *name);
+            let planned = standing == Standing::Planned(name) || slots.contains(name);
             let score = match view.node(name) {
                 _ if planned => MAX_SCORE,
                 Some(node) => tightness(node, now, own, pod.priority(), &requests),

@@ -1,12 +1,13 @@
 //! A snapshot of free resources, holds and plans, indexed for constant-time verdicts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rpds::{HashTrieMapSync, RedBlackTreeMapSync, RedBlackTreeSetSync};
 
+use crate::extender::name::Name;
 use crate::extender::pod::ExtenderPod;
 use crate::extender::room::{NodeEntry, NodeRoom};
 use crate::model::resources::Resources;
@@ -204,25 +205,29 @@ impl View {
         }
     }
 
-    /// Nodes where this pod may take the hold of a displaced pod, by name.
-    pub(crate) fn slots<'v>(
-        &'v self,
+    /// The candidates where this pod may take the hold of a displaced pod. Of the other nodes with such holds none is evaluated: a
+    /// controller may have thousands.
+    pub(crate) fn slots(
+        &self,
         now: UnixMillis,
         pod: &ExtenderPod<'_>,
         requests: &Resources,
-    ) -> Vec<&'v NodeEntry> {
+        candidates: &[Name<'_>],
+    ) -> BTreeSet<&str> {
         let Some((owner, nodes)) =
             pod.controller_uid().and_then(|owner| self.displaced.get(owner).map(|nodes| (owner, nodes)))
         else {
-            return Vec::new();
+            return BTreeSet::new();
         };
         let key = pod.key();
         let own = self.own(&key);
         let controller = (&*pod.metadata.namespace, owner);
-        nodes
+        candidates
             .iter()
-            .filter_map(|name| self.restrained(name))
+            .filter(|name| nodes.contains(name.as_str()))
+            .filter_map(|name| self.restrained(name.as_str()))
             .filter(|entry| !entry.disrupting && entry.slot(now, own, pod.priority(), controller, requests).is_some())
+            .map(|entry| &*entry.name)
             .collect()
     }
 }

@@ -175,6 +175,21 @@ fn the_successor_of_a_displaced_pod_takes_its_hold() {
 }
 
 #[test]
+fn only_the_candidates_among_the_nodes_of_displaced_pods_matter() {
+    let held = |name: &str| {
+        let displaced =
+            Hold { owner: Some("rs".into()), displaced: true, ..hold(&format!("default/old-{name}"), 3000) };
+        node(name, vec![displaced])
+    };
+    let view = view(vec![held("a"), held("b"), held("d"), node("c", vec![])], []);
+    let mut successor = pod("web-new", "3");
+    successor["metadata"]["ownerReferences"] = json!([{"kind": "ReplicaSet", "uid": "rs", "controller": true}]);
+    let on_b_or_d = (vec!["d".to_owned(), "b".to_owned()], vec!["c: planned on b".to_owned()]);
+    assert_eq!(filtered(&view, NOW, &successor, &["d", "c", "b"]), on_b_or_d);
+    assert_eq!(filtered(&view, NOW, &successor, &["c", "ghost"]), pass(&["c", "ghost"]));
+}
+
+#[test]
 fn a_stale_view_restrains_no_pod() {
     let view = View::build(ViewInput {
         as_of: NOW,
