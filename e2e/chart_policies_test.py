@@ -80,7 +80,7 @@ def cluster(control_plane):
     with cluster.undo:
         cluster.namespace("fenced")
         cluster.install("fenced", {**GENERATED, "settings.cloud": "ec2", "settings.clusterName": "prod", "replicas": 0})
-        cluster.undo.callback(cluster.delete_crds, CRDS)
+        cluster.undo.callback(cluster.plane.delete_crds, CRDS)
         cluster.kubectl("wait", "--for=condition=Established", "crd", *CRDS)
         cluster.plane.has_service_account("default")
         for kind in ("NodePool", "NodeClaim", "Node"):

@@ -611,15 +611,10 @@ class Cluster:
     def foreign_crds(self):
         """CRDs of other projects, for this test only: other tests depend on their absence."""
         names = [self.create(foreign_crd(group, kind, spec))[0]["metadata"]["name"] for (group, kind), spec in FOREIGN.items()]
-        self.undo.callback(self.delete_crds, names)
+        self.undo.callback(self.plane.delete_crds, names)
         created = self.kubectl("create", "-o", "name", "-f", "-", content=cert_manager.crds(self.plane, "certificates", "issuers")).stdout.split()
         names += [name.partition("/")[2] for name in created]
         self.kubectl("wait", "--for=condition=Established", "crd", *names)
-
-    def delete_crds(self, names):
-        for name in names:
-            self.api.delete("CustomResourceDefinition", name)
-        wait_until(lambda: not any(self.api.find("CustomResourceDefinition", name) for name in names), 60, f"{', '.join(names)} deleted")
 
     def helm(self, *arguments, check=True):
         return self.plane.helm(*arguments, check=check)
@@ -729,7 +724,7 @@ class TestInstalled:
     def test_a_release_installs_upgrades_and_uninstalls_leaving_only_crds(self, cluster):
         cluster.namespace("life")
         crds = ["nodepools.karpenter.sh", "nodeclaims.karpenter.sh", "ec2nodeclasses.karpenter.k8s.aws"]
-        cluster.undo.callback(cluster.delete_crds, crds)
+        cluster.undo.callback(cluster.plane.delete_crds, crds)
         before = cluster.everything()
         # kwok simulates the kubelets: --wait ends when the pods have passed admission and the scheduler.
         cluster.install("life", GENERATED, "--wait", "--timeout", "90s")
@@ -844,6 +839,8 @@ class TestInstalled:
             wait_until(lambda verbs=verbs: rights() == ({key: verbs for key in resources} if verbs else {}), 30, f"adminRole {role}", rights)
 
     def test_without_the_prometheus_operator_its_objects_name_the_fix(self, cluster, subtests):
+        # Where the chart is accepted, later tests need its names.
+        cluster.undo.callback(cluster.uninstall, "default")
         for kind in ("serviceMonitor", "prometheusRule"):
             with subtests.test(kind):
                 done = cluster.helm("install", "stowage", CHART, "--namespace", "default", *settings({**GENERATED, f"{kind}.enabled": True}), check=False)

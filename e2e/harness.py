@@ -27,7 +27,7 @@ import requests
 import kube
 import messages
 from processes import running, stop, write_pid
-from waiting import wait_until
+from waiting import WaitTimeout, wait_until
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -39,6 +39,7 @@ PEERS = pathlib.Path(os.environ.get("STOWAGE_PEERS") or ROOT.parent / "shared" /
 NO_PEERS = f"the scenario generator and the checker are not at {PEERS}: set STOWAGE_PEERS (CONTRIBUTING.md, set-up)"
 READY_TIMEOUT = 30.0  # seconds until the service is ready
 STOP_TIMEOUT = 8.0  # seconds between SIGTERM and SIGKILL
+CRD_TIMEOUT = 20.0  # seconds until the API server deleted a CRD, unless its finalizer missed an event
 RESET_TIMEOUT = 60.0  # seconds until the objects of earlier tests are gone
 RESTARTS = 2  # of one installation that loses its lease because the machine stalled
 KEPT_NAMESPACES = {"default", "kube-system", "kube-public", "kube-node-lease", NAMESPACE}
@@ -231,8 +232,7 @@ class ControlPlane:
                 self.delete_with_finalizers(kind)
         self.delete_with_finalizers("Node")
         if not keep_crds:
-            for crd in crds:
-                self.api.delete("CustomResourceDefinition", crd)
+            self.delete_crds(crds)
         for kind in ("Deployment", "StatefulSet", "DaemonSet", "Job", "PodDisruptionBudget"):
             for item in self.api.list(kind, "default"):
                 self.api.delete(kind, item["metadata"]["name"], "default")
@@ -252,6 +252,24 @@ class ControlPlane:
         self.api.delete_all("Event", "default")
         if not self.default_scheduler:
             self.scheduler()
+
+    def delete_crds(self, names):
+        """Deletes CRDs with their objects and waits until they are gone. The API server's finalizer drops a CRD whose status it
+        could not update for a conflict, until the CRD's next event. It can be minutes late, so an annotation is that event."""
+        for name in names:
+            self.api.delete("CustomResourceDefinition", name)
+
+        def left():
+            found = filter(None, (self.api.find("CustomResourceDefinition", name) for name in names))
+            return {crd["metadata"]["name"]: crd["status"].get("conditions") for crd in found}
+
+        try:
+            wait_until(lambda: not left(), CRD_TIMEOUT, "CRDs deleted", left)
+        except WaitTimeout:
+            for name in left():
+                with contextlib.suppress(kube.NotFoundError):
+                    self.api.annotate("CustomResourceDefinition", name, {"e2e/deleted-again": "true"})
+            wait_until(lambda: not left(), RESET_TIMEOUT, "CRDs deleted after an event", left)
 
     def delete_with_finalizers(self, kind):
         for item in self.api.list(kind):
