@@ -11,7 +11,7 @@ import types
 
 from kubernetes.informer import ADDED, DELETED, MODIFIED, SharedInformer
 
-from kube import CLAIMS, NODES, PODS, bound_to, condition, is_true, key, owned_by, parsed, planned_pods, reserved_until, terminating
+from kube import CLAIMS, NODES, PODS, being_disrupted, bound_to, condition, is_true, key, owned_by, parsed, planned_pods, reserved_until, terminating
 from waiting import WaitTimeout, timeout_message
 
 SYNC_TIMEOUT = 30.0  # seconds until every kind has been listed
@@ -198,7 +198,7 @@ class Record:
         self.deleted = {}  # NodeClaim -> first seen terminating or deleted
         self.provider = {}  # NodeClaim -> provider id
         self.node_name = {}  # provider id -> Node
-        self.active = {}  # NodeClaim -> (end of its reservations, planned pods), until it terminates
+        self.active = {}  # NodeClaim -> (end of its reservations, planned pods), until it is disrupted or terminates
         self.doubly_planned = []  # (pod, NodeClaim, other NodeClaim): capacity reserved for one pod on two nodes at once
         self.claims_created = 0
 
@@ -236,6 +236,10 @@ class Record:
         if event == DELETED or terminating(claim):
             self.active.pop(name, None)
             self.deleted.setdefault(name, now)
+            return
+        if being_disrupted(claim):
+            # Its instance ends: the pods that it was planned for get other nodes.
+            self.active.pop(name, None)
             return
         planned = planned_pods(claim)
         for pod in planned:
