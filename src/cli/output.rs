@@ -19,6 +19,7 @@ pub struct JsonPlan<'p> {
     cost_usd_per_hour: f64,
     lower_bound_usd_per_hour: Option<f64>,
     gap_percent: Option<f64>,
+    optimal: bool,
     solve_seconds: f64,
 }
 
@@ -100,6 +101,7 @@ pub fn json<'p>(problem: &'p Problem, plan: &'p Plan, seconds: f64) -> JsonPlan<
         cost_usd_per_hour: plan.cost.usd(),
         lower_bound_usd_per_hour: plan.lower_bound.map(MicroUsd::usd),
         gap_percent: gap_percent(plan),
+        optimal: plan.optimal,
         solve_seconds: seconds,
     }
 }
@@ -235,7 +237,8 @@ pub fn table(problem: &Problem, plan: &Plan, seconds: f64, out: &mut dyn Write) 
         plan.cost.usd()
     )?;
     if let (Some(bound), Some(gap)) = (plan.lower_bound, gap_percent(plan)) {
-        write!(out, ", lower bound {:.4} (gap {gap:.1} %)", bound.usd())?;
+        let optimal = if plan.optimal { ", optimal" } else { "" };
+        write!(out, ", lower bound {:.4} (gap {gap:.1} %{optimal})", bound.usd())?;
     }
     writeln!(out, ", planned in {:.1} ms", seconds * 1e3)?;
     for (reason, pods) in reasons(problem, plan) {

@@ -72,7 +72,7 @@ pub fn write(problem: &Problem, plan: &Plan, seconds: f64, out: &mut dyn Write) 
     tile(format!("{:.4}", plan.cost.usd()), "USD per hour")?;
     if let (Some(bound), Some(gap)) = (plan.lower_bound, gap_percent(plan)) {
         tile(format!("{:.4}", bound.usd()), "lower bound, USD per hour")?;
-        tile(format!("{gap:.1} %"), "gap")?;
+        tile(format!("{gap:.1} %"), if plan.optimal { "gap, optimal" } else { "gap" })?;
     }
     tile(format!("{:.1} ms", seconds * 1e3), "planned in")?;
     writeln!(out, "</div>")?;

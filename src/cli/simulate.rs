@@ -9,6 +9,8 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 
+use crate::api::NodePool;
+use crate::api::conditions::READY;
 use crate::cli::aws::gate;
 use crate::cli::manifests::{Input, InputError};
 use crate::cli::planning::PlanArgs;
@@ -148,12 +150,19 @@ fn problem_of(
         }
         settings
     };
-    let mut problem = Problem {
-        daemons: input.daemons,
-        namespaces: Arc::new(input.namespaces),
-        pods: input.pods,
-        ..Problem::default()
-    };
+    // Every namespace has its name as a label.
+    let mut namespaces = input.namespaces;
+    let of_pods = input.pods.iter().chain(input.running.values().flatten().map(|running| &running.pod));
+    for name in of_pods.map(|pod| pod.class.namespace.as_ref()) {
+        if !namespaces.contains_key(name) {
+            namespaces.insert(name.to_owned(), BTreeMap::new());
+        }
+    }
+    for (name, labels) in &mut namespaces {
+        labels.insert("kubernetes.io/metadata.name".to_owned(), name.clone());
+    }
+    let mut problem =
+        Problem { daemons: input.daemons, namespaces: Arc::new(namespaces), pods: input.pods, ..Problem::default() };
     problem.volumes = Arc::new(input.volumes);
     problem.services = Arc::new(input.services);
     let mut running = input.running;
@@ -165,6 +174,8 @@ fn problem_of(
         };
         let status = node.status.unwrap_or_default();
         let spec = node.spec.unwrap_or_default();
+        let is_leaving = node.metadata.deletion_timestamp.is_some();
+        let not_ready = status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status != "True");
         let allocatable = status.allocatable.as_ref().or(status.capacity.as_ref());
         let allocatable = allocatable.map(Resources::from_map).transpose().map_err(fail)?.unwrap_or_default();
         let capacity = status.capacity.as_ref().map(Resources::from_map).transpose().map_err(fail)?;
@@ -184,7 +195,7 @@ fn problem_of(
             pods: NodePods::default(),
             daemon_reserve: Resources::default(),
             daemons: Vec::new(),
-            schedulable: spec.unschedulable != Some(true),
+            schedulable: spec.unschedulable != Some(true) && !is_leaving && !not_ready,
             initialized: true,
             price: MicroUsd(0),
             labels: node_labels,
@@ -210,7 +221,12 @@ fn problem_of(
         state.daemon_reserve.raise_to(&Resources::default());
         problem.nodes.push(Arc::new(state));
     }
+    let mut skipped = input.skipped;
     for (file, node_pool) in &input.pools {
+        if let Some(why) = launches_nothing(node_pool) {
+            *skipped.entry(why.to_owned()).or_default() += 1;
+            continue;
+        }
         let class_name = &node_pool.spec.template.spec.node_class_ref.name;
         let catalog = catalogs
             .entry(class_name.clone())
@@ -224,5 +240,94 @@ fn problem_of(
         })?;
         problem.pools.push(pool);
     }
-    Ok((problem, input.skipped))
+    Ok((problem, skipped))
+}
+
+/// Why a NodePool launches no node for pending pods, as the service decides it. A NodePool without status counts as ready.
+fn launches_nothing(pool: &NodePool) -> Option<&'static str> {
+    let not_ready = pool.status.iter().flat_map(|s| &s.conditions).any(|c| c.type_ == READY && c.status != "True");
+    if pool.metadata.deletion_timestamp.is_some() {
+        Some("NodePool (being deleted)")
+    } else if pool.spec.replicas.is_some() {
+        Some("NodePool (static)")
+    } else if not_ready {
+        Some("NodePool (not ready)")
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn problem(objects: &[Value]) -> (Problem, BTreeMap<String, usize>) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("objects.json");
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        std::fs::write(&file, list.to_string()).unwrap();
+        let mut input = Input::default();
+        input.read_manifests(&file).unwrap();
+        problem_of(input, embedded(), SpotPricing::ratio(0.0).unwrap(), false).unwrap()
+    }
+
+    fn pool(name: &str, metadata: &Value, spec: &Value, status: &Value) -> Value {
+        let template = json!({"spec": {"requirements": [], "nodeClassRef":
+            {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}}});
+        let mut out = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": metadata, "spec": spec, "status": status});
+        out["metadata"]["name"] = json!(name);
+        out["spec"]["template"] = template;
+        out
+    }
+
+    fn ready(status: &str) -> Value {
+        json!({"conditions": [{"type": "Ready", "status": status, "lastTransitionTime": "2026-01-01T00:00:00Z",
+            "reason": "r", "message": ""}]})
+    }
+
+    #[test]
+    fn node_pools_that_the_service_does_not_use_are_skipped() {
+        let deleting = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+        let (problem, skipped) = problem(&[
+            pool("plain", &json!({}), &json!({}), &json!({})),
+            pool("ready", &json!({}), &json!({}), &ready("True")),
+            pool("deleting", &deleting, &json!({}), &ready("True")),
+            pool("waiting", &json!({}), &json!({}), &ready("Unknown")),
+            pool("fixed", &json!({}), &json!({"replicas": 2}), &ready("True")),
+        ]);
+        let names: Vec<&str> = problem.pools.iter().map(|pool| &*pool.name).collect();
+        assert_eq!(names, ["plain", "ready"]);
+        let kinds: Vec<&str> = skipped.keys().map(String::as_str).collect();
+        assert_eq!(kinds, ["NodePool (being deleted)", "NodePool (not ready)", "NodePool (static)"]);
+    }
+
+    #[test]
+    fn nodes_that_are_leaving_or_not_ready_get_no_pods() {
+        let node = |name: &str, metadata: Value, status: Value| {
+            let mut out =
+                json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}, "status": status});
+            out["metadata"]["name"] = json!(name);
+            out
+        };
+        let (problem, _) = problem(&[
+            node("a", json!({}), json!({})),
+            node("b", json!({}), ready("True")),
+            node("c", json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}), ready("True")),
+            node("d", json!({}), ready("Unknown")),
+        ]);
+        let schedulable: Vec<bool> = problem.nodes.iter().map(|node| node.schedulable).collect();
+        assert_eq!(schedulable, [true, true, false, false]);
+    }
+
+    #[test]
+    fn namespaces_have_their_name_as_a_label() {
+        let namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "a", "labels": {"tier": "x"}}});
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "b"}, "spec": {"containers": []}});
+        let (problem, _) = problem(&[namespace, pod]);
+        let label = |namespace: &str| problem.namespaces[namespace].get("kubernetes.io/metadata.name").cloned();
+        assert_eq!((label("a").as_deref(), label("b").as_deref()), (Some("a"), Some("b")));
+    }
 }

@@ -70,6 +70,13 @@ pub const ENTRIES: &[Entry] = &[
     ),
     entry(
         Form::Annotation,
+        labels::MAX_PRICE,
+        "NodeClaim",
+        STOWAGE,
+        "the most that the instance may cost, in USD per hour: 120 % of the planned price of a spot node; absent or unreadable means no limit",
+    ),
+    entry(
+        Form::Annotation,
         labels::LAUNCH_GROUP,
         "NodeClaim",
         STOWAGE,

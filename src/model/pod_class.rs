@@ -37,6 +37,8 @@ pub struct PodClass {
     pub preferred_anti_affinity: Vec<(i32, PodTerm)>,
     /// Ports on the host.
     pub host_ports: Vec<HostPort>,
+    /// It has `resourceClaims` (dynamic resource allocation), which no new node can be chosen for.
+    pub claims_devices: bool,
 }
 
 impl PodClass {

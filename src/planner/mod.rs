@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`output`] | choices of each new node, the plan, reasons for unschedulable pods |
 //! | [`improve`] | right-sizing, ruin-and-recreate local search, repair of topology spread, host preferences |
+//! | [`patterns`] | column generation over node patterns: whole pods, for small and medium demands |
 //! | [`pack`] | bin packing: existing nodes, reservations, purchases at dual prices, small instances exactly |
 //! | [`pricing`] | covering LP: dual prices and the lower bound |
 //! | [`state`] | the plan under construction: remaining demand, purchased nodes, budgets |
@@ -21,6 +22,7 @@ pub mod improve;
 pub mod input;
 pub mod output;
 pub mod pack;
+pub mod patterns;
 pub mod pricing;
 pub mod solve;
 pub mod state;

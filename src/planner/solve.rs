@@ -4,26 +4,28 @@ use std::collections::BTreeSet;
 
 use crate::model::units::MicroUsd;
 use crate::planner::columns::bitset::Bits;
+use crate::planner::columns::dims::real;
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::columns::table::ColumnCache;
 use crate::planner::groups::group::Group;
 use crate::planner::improve::host_preferences::improve_host_preferences;
-use crate::planner::improve::local_search::improve_purchases;
+use crate::planner::improve::local_search::{improve_other, improve_purchases};
 use crate::planner::improve::right_size::right_size;
 use crate::planner::improve::spread_repair::repair_spread;
 use crate::planner::input::problem::Problem;
 use crate::planner::input::service_spread::with_services;
 use crate::planner::input::volumes::resolve::resolve;
 use crate::planner::output::assemble::assemble;
-use crate::planner::output::feedback::{feedback, placed_per_domain};
+use crate::planner::output::feedback::{feedback, placed_per_place};
 use crate::planner::output::plan::Plan;
 use crate::planner::output::restore::restore;
 use crate::planner::pack::colocation::buy_for_affinity_groups;
 use crate::planner::pack::existing::fill_existing;
 use crate::planner::pack::refill::refill_purchased;
 use crate::planner::pack::reserved::{Reservations, fill_reservations};
-use crate::planner::pack::strategy::buy_best;
-use crate::planner::pricing::lower_bound::lower_bound;
+use crate::planner::pack::strategy::{Bought, buy_best};
+use crate::planner::patterns::improve::improve_by_patterns;
+use crate::planner::pricing::lower_bound::{LowerBound, is_exact_bound, lower_bound};
 use crate::planner::pricing::subproblem::Subproblem;
 use crate::planner::state::feedback::Feedback;
 use crate::planner::state::instance::Instance;
@@ -95,14 +97,16 @@ fn solve_to_fixpoint(problem: &Problem, cache: &ColumnCache, by_priority: bool) 
 /// One pass through all stages.
 fn solve_once(problem: &Problem, cache: &ColumnCache, by_priority: bool, known: &Feedback) -> (Plan, Feedback) {
     if problem.pods.is_empty() {
-        return (Plan { lower_bound: Some(MicroUsd(0)), ..Plan::default() }, Feedback::default());
+        return (Plan { lower_bound: Some(MicroUsd(0)), optimal: true, ..Plan::default() }, Feedback::default());
     }
     let mut instance = Instance::new(problem, cache, known);
     let priorities = priorities(&instance.groups, by_priority);
     let mut state = instance.state(by_priority);
     let state = &mut state;
 
-    let mut bound = None;
+    let mut bound: Option<Option<LowerBound>> = None;
+    // Whether the purchases of a pass are for all pods of the bound.
+    let mut is_whole = false;
     let tiers = tiers(state.column_sets);
     let mut reservations = Reservations::new(state.column_sets);
     for priority in priorities {
@@ -119,19 +123,29 @@ fn solve_once(problem: &Problem, cache: &ColumnCache, by_priority: bool, known: 
             let mut subproblem = Subproblem::new(state, level, tier, &active);
             if bound.is_none() && !by_priority {
                 bound = Some(lower_bound(state));
+                is_whole = state.purchased.is_empty();
             }
             buy_for_affinity_groups(state, &subproblem);
-            buy_best(state, &mut subproblem);
+            let bought = buy_best(state, &mut subproblem);
+            if matches!(bought, Bought::Exactly) && !by_priority && tiers.len() == 1 && is_exact_bound(state) {
+                bound = Some(Some(LowerBound { cost: real(state.cost()), values: Vec::new() }));
+            }
             improve_purchases(state, &mut subproblem);
+            if let Bought::Greedily(Some(other)) = bought {
+                improve_other(state, &mut subproblem, other);
+            }
+            let known = bound.as_mut().and_then(Option::as_mut).filter(|_| is_whole);
+            improve_by_patterns(state, &mut subproblem, known);
+            is_whole = false;
         }
     }
     state.split_merged();
-    let room = placed_per_domain(state);
+    let room = placed_per_place(state);
     repair_spread(state);
     right_size(state, 0);
     improve_host_preferences(state);
     let nothing_to_buy = state.purchased.is_empty() && state.demand.is_empty();
-    let bound = bound.flatten().or(nothing_to_buy.then_some(0.0));
+    let bound = bound.flatten().map(|bound| bound.cost).or(nothing_to_buy.then_some(0.0));
     let feedback = feedback(state, room, by_priority);
     (assemble(state, bound), feedback)
 }

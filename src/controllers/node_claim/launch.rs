@@ -12,6 +12,7 @@ use crate::api::conditions::LAUNCHED;
 use crate::api::launch_group::LaunchGroup;
 use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::clock;
+use crate::cloud::catalog::price::micro_usd;
 use crate::cloud::{
     Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, NodeClassCloud, Override, ReservedIn,
     without_encoded_details,
@@ -47,7 +48,10 @@ pub async fn launch(ctx: &Context, claim: &NodeClaim) -> Result<(), StepError> {
     let catalog = ctx.cloud.catalog(&class);
     let overrides = acceptable(claim, &catalog);
     if overrides.is_empty() {
-        let message = "none of its offerings is available any more";
+        let message = match claim.annotations().get(labels::MAX_PRICE) {
+            Some(max_price) => format!("none of its offerings is available for {max_price} USD per hour any more"),
+            None => "none of its offerings is available any more".into(),
+        };
         return Err(StepError::abandon(DisruptionReason::InsufficientCapacity, message));
     }
     let mut taints = claim.spec.taints.clone();
@@ -152,6 +156,11 @@ impl LaunchFailure {
     }
 }
 
+/// The most that the instance of a claim may cost per hour.
+fn max_price(claim: &NodeClaim) -> Option<MicroUsd> {
+    micro_usd(claim.annotations().get(labels::MAX_PRICE)?.parse().ok()?)
+}
+
 /// Offerings that a claim may be launched as, in ascending order of price.
 fn acceptable(claim: &NodeClaim, catalog: &Catalog) -> Vec<Override> {
     let allowed = |key: &str| {
@@ -161,6 +170,7 @@ fn acceptable(claim: &NodeClaim, catalog: &Catalog) -> Vec<Override> {
     let (type_ok, zone_ok, capacity_ok) =
         (allowed(labels::INSTANCE_TYPE), allowed(labels::ZONE), allowed(labels::CAPACITY_TYPE));
     let requirements = Requirements::from_api(&claim.spec.requirements).unwrap_or_default();
+    let max_price = max_price(claim);
     let mut found: Vec<(i64, Override)> = Vec::new();
     for instance_type in &catalog.instance_types {
         if !type_ok(&instance_type.name) || !instance_type.serves(&requirements) {
@@ -168,6 +178,7 @@ fn acceptable(claim: &NodeClaim, catalog: &Catalog) -> Vec<Override> {
         }
         for offering in &instance_type.offerings {
             if offering.available
+                && max_price.is_none_or(|most| offering.price <= most)
                 && zone_ok(&offering.zone)
                 && capacity_ok(offering.capacity_type.as_str())
                 && satisfies(&requirements, offering)

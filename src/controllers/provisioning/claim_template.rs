@@ -38,6 +38,9 @@ pub fn claim_of(pool: &NodePool, node: &PlannedNode, snapshot: &Snapshot, hold_u
         let offering = format!("{}/{}/{}", choice.instance_type.name, choice.zone, choice.capacity_type);
         annotations.insert(labels::PLANNED_OFFERING.into(), offering);
     }
+    if let Some(max_price) = node.max_price {
+        annotations.insert(labels::MAX_PRICE.into(), format!("{:.6}", max_price.usd()));
+    }
     let mut own_labels = template.metadata.labels.clone().unwrap_or_default();
     own_labels.insert(labels::NODE_POOL.into(), name.clone());
     own_labels.insert(labels::EC2_NODE_CLASS.into(), template.spec.node_class_ref.name.clone());
@@ -161,6 +164,7 @@ mod tests {
         PlannedNode {
             pool: 0,
             choices: choices.collect(),
+            max_price: None,
             pods: Vec::new(),
             requests: Resources::default(),
             requirements: Vec::new(),
@@ -190,6 +194,14 @@ mod tests {
         assert_eq!(claim.spec.requirements.len(), 3);
         assert_eq!(claim.annotations()[labels::PLANNED_OFFERING], "m1.x2/z-b/on-demand");
         assert!(!claim.annotations().contains_key(labels::MIN_VALUES_RELAXED), "no minValues");
+    }
+
+    #[test]
+    fn a_claim_names_its_maximum_price() {
+        let node = planned(&[("m1", "x2")], &["z-a"]);
+        let of = |max_price| claim(&PlannedNode { max_price, ..node.clone() }, &json!([]));
+        assert_eq!(of(None).annotations().get(labels::MAX_PRICE), None);
+        assert_eq!(of(Some(MicroUsd(48_005))).annotations()[labels::MAX_PRICE], "0.048005");
     }
 
     #[test]

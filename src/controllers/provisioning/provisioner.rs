@@ -151,6 +151,7 @@ fn log_plan(snapshot: &Snapshot, plan: &Plan, took: Duration) {
         unschedulable = plan.unschedulable.len(),
         usd_per_hour = plan.cost.usd(),
         gap = gap.unwrap_or_else(|| "unknown".into()),
+        optimal = plan.optimal,
         solve_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
         "planned"
     );

@@ -3,7 +3,7 @@
 //! The entries have no unit type: they are compared in the innermost loops, over all dimensions at once. An entry has the unit of its
 //! dimension: millicores, bytes, pods, bytes, then units.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::model::offering::InstanceType;
@@ -16,6 +16,8 @@ use crate::planner::input::problem::Problem;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dims {
     extended: Vec<Arc<str>>,
+    /// Attachments by driver that every new node keeps free for claims of several pods.
+    reserved: BTreeMap<Arc<str>, i64>,
 }
 
 /// CPU, memory, pod slots and ephemeral storage come first in every dense vector.
@@ -35,7 +37,7 @@ impl Dims {
                 names.extend(class.requests.extended.keys());
             }
         }
-        Self { extended: names.into_iter().cloned().collect() }
+        Self { extended: names.into_iter().cloned().collect(), reserved: problem.volumes.reserved.clone() }
     }
 
     pub fn len(&self) -> usize {
@@ -67,7 +69,8 @@ impl Dims {
         let mut out = self.dense(&instance_type.allocatable);
         for (name, have) in self.extended.iter().zip(&mut out[COMMON..]) {
             if let Some(driver) = attached_by(name) {
-                *have = instance_type.volume_limits.get(driver).copied().unwrap_or(UNLIMITED);
+                let limit = instance_type.volume_limits.get(driver).copied().unwrap_or(UNLIMITED);
+                *have = (limit - self.reserved.get(driver).copied().unwrap_or(0)).max(0);
             }
         }
         out

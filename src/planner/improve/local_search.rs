@@ -7,6 +7,7 @@ use crate::planner::columns::dims::{float, real};
 use crate::planner::improve::right_size::right_size;
 use crate::planner::pack::purchase::buy;
 use crate::planner::pack::refill::refill_purchased;
+use crate::planner::pack::strategy::Purchases;
 use crate::planner::pricing::subproblem::Subproblem;
 use crate::planner::state::plan_state::{PlanState, PurchasedNode, STRATEGIES};
 
@@ -31,7 +32,7 @@ const SEED: u64 = 1;
 /// Lowers the cost of the purchased nodes. Never increases the cost or the number of unplaced pods. Ends near the lower bound, or
 /// when its share of work is used up.
 pub(crate) fn improve_purchases(state: &mut PlanState<'_, '_>, subproblem: &mut Subproblem) {
-    if state.purchased.is_empty() || subproblem.initial_prices.is_empty() {
+    if state.purchased.is_empty() || subproblem.initial_prices(state).is_empty() {
         return;
     }
     let limit = (state.demand.work + (state.demand.work / 2).min(MAX_EXTRA_WORK)).max(MIN_WORK);
@@ -57,10 +58,20 @@ pub(crate) fn improve_purchases(state: &mut PlanState<'_, '_>, subproblem: &mut 
     }
 }
 
+/// Improves other purchases for the same demand, and keeps the better ones.
+pub(crate) fn improve_other(state: &mut PlanState<'_, '_>, subproblem: &mut Subproblem, other: Purchases) {
+    let improved = Purchases::of(state, subproblem);
+    other.restore(state, subproblem);
+    improve_purchases(state, subproblem);
+    if (state.demand.remaining(), state.cost()) >= improved.objective {
+        improved.restore(state, subproblem);
+    }
+}
+
 /// Value of the pods of a node at the initial dual prices of the subproblem, in micro-USD per hour.
 fn value_on(state: &PlanState<'_, '_>, subproblem: &Subproblem, node: &PurchasedNode) -> f64 {
     let value = |(item, count): &(usize, usize)| {
-        let prices = &subproblem.initial_prices[state.demand.items[*item].column_pool];
+        let prices = &subproblem.initial_prices(state)[state.demand.tiers.class_of[*item]];
         state.demand.value_at(*item, prices) * float(*count)
     };
     node.pattern.iter().map(value).sum()

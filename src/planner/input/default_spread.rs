@@ -25,7 +25,10 @@ pub struct DefaultSpread {
 struct Constraint {
     key: Arc<str>,
     max_skew: i64,
+    min_domains: i64,
     hard: bool,
+    honor_affinity: bool,
+    honor_taints: bool,
 }
 
 #[derive(Deserialize)]
@@ -48,6 +51,15 @@ struct Entry {
     max_skew: i64,
     topology_key: String,
     when_unsatisfiable: String,
+    #[serde(default)]
+    min_domains: Option<i64>,
+    #[serde(default)]
+    node_affinity_policy: Option<String>,
+    #[serde(default)]
+    node_taints_policy: Option<String>,
+    /// Without effect, as in kube-scheduler: the selector of the pod's controller or Services replaces that of the constraint.
+    #[serde(default, rename = "matchLabelKeys")]
+    _match_label_keys: Option<Vec<String>>,
 }
 
 impl DefaultSpread {
@@ -84,7 +96,25 @@ impl DefaultSpread {
             if constraints.iter().any(|have| have.key == key && have.hard == hard) {
                 return Err(format!("{}: {key} is there twice with the same whenUnsatisfiable", field("topologyKey")));
             }
-            constraints.push(Constraint { key, max_skew: entry.max_skew, hard });
+            let min_domains = entry.min_domains.unwrap_or(1);
+            if min_domains < 1 {
+                return Err(format!("{}: {min_domains} is not 1 or more", field("minDomains")));
+            }
+            let honor = |name: &str, policy: Option<&str>, default: bool| match policy {
+                None => Ok(default),
+                Some("Honor") => Ok(true),
+                Some("Ignore") => Ok(false),
+                Some(other) => Err(format!("{}: {other:?} is neither Honor nor Ignore", field(name))),
+            };
+            constraints.push(Constraint {
+                key,
+                max_skew: entry.max_skew,
+                // As in kube-scheduler, a preference has no least number of domains.
+                min_domains: if hard { min_domains } else { 1 },
+                hard,
+                honor_affinity: honor("nodeAffinityPolicy", entry.node_affinity_policy.as_deref(), true)?,
+                honor_taints: honor("nodeTaintsPolicy", entry.node_taints_policy.as_deref(), false)?,
+            });
         }
         Ok(Self { constraints })
     }
@@ -102,11 +132,11 @@ impl DefaultSpread {
         let spread = |constraint: &Constraint| Spread {
             key: Arc::clone(&constraint.key),
             max_skew: constraint.max_skew,
-            min_domains: 1,
+            min_domains: constraint.min_domains,
             selector: Some(selector.clone()),
             hard: constraint.hard,
-            honor_affinity: true,
-            honor_taints: false,
+            honor_affinity: constraint.honor_affinity,
+            honor_taints: constraint.honor_taints,
         };
         self.constraints.iter().map(spread).collect()
     }
@@ -197,6 +227,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!(&*read.constraints[0].key, "topology.kubernetes.io/zone");
+        let every_field = "{podTopologySpread: {defaultConstraints: [{maxSkew: 1, topologyKey: z, whenUnsatisfiable: DoNotSchedule, \
+            minDomains: 3, nodeAffinityPolicy: Ignore, nodeTaintsPolicy: Honor, matchLabelKeys: [pod-template-hash]}]}}";
+        let read = &DefaultSpread::parse(every_field).unwrap().of_controller("u")[0];
+        assert_eq!((read.min_domains, read.honor_affinity, read.honor_taints), (3, false, true));
         for text in ["", " \n", "{}", "podTopologySpread: {}"] {
             assert!(DefaultSpread::parse(text).unwrap().is_empty(), "{text:?}");
         }
@@ -209,6 +243,8 @@ mod tests {
             (one("{maxSkew: 1, topologyKey: z}"), "whenUnsatisfiable"),
             (one("{maxSkew: 1, topologyKey: z, whenUnsatisfiable: DoNotSchedule, labelSelector: {}}"), "labelSelector"),
             (one(&format!("{good}, {good}")), "[1].topologyKey: z is there twice"),
+            (one(&good.replace('}', ", minDomains: 0}")), "[0].minDomains: 0"),
+            (one(&good.replace('}', ", nodeTaintsPolicy: Never}")), "[0].nodeTaintsPolicy: \"Never\""),
             ("profiles: []".to_owned(), "podTopologySpread"),
         ] {
             let error = DefaultSpread::parse(&text).unwrap_err();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus, Toleration as ApiToleration};
 
-use crate::model::pod_class::{PodClass, Toleration};
+use crate::model::pod_class::{NodeTerm, PodClass, Toleration};
 use crate::model::resources::{ResourceError, Resources};
 use crate::model::time::UnixMillis;
 use crate::planner::input::default_spread::{CONTROLLER, DefaultSpread, spreading_controller};
@@ -117,7 +117,11 @@ impl Interner {
         let spec =
             template.and_then(|t| t.spec.as_ref()).ok_or_else(|| fail(PodProblem::Missing("spec.template.spec")))?;
         let labels = template.and_then(|t| t.metadata.as_ref()).and_then(|m| m.labels.as_ref());
-        let class = self.class(namespace, labels, spec, &DAEMON_TOLERATIONS, None, None).map_err(fail)?;
+        let mut class = self.class(namespace, labels, spec, &DAEMON_TOLERATIONS, None, None).map_err(fail)?;
+        if class.claims_devices {
+            // Its pods need devices that no new node has: they reserve nothing.
+            Arc::make_mut(&mut class).node_terms = vec![NodeTerm { never: true, ..NodeTerm::default() }];
+        }
         Ok(Daemon { key, class })
     }
 
@@ -171,6 +175,7 @@ impl Interner {
             priority: spec.priority.unwrap_or(0),
             tolerations,
             host_ports: host_ports(spec),
+            claims_devices: spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty()),
             ..PodClass::default()
         };
         node_terms(spec, &mut class)?;

@@ -7,7 +7,7 @@ use crate::planner::output::plan::{ExistingNodePlacement, Plan, Unschedulable};
 use crate::planner::output::pod_cursor::PodCursor;
 use crate::planner::state::plan_state::PlanState;
 
-/// The plan. Every pod is in exactly one of its three lists. `lower_bound` is in micro-USD per hour.
+/// The plan. Every pod is in exactly one of its three lists. `lower_bound` is in micro-USD per hour, up to the precision of the LP.
 pub(crate) fn assemble(state: &mut PlanState<'_, '_>, lower_bound: Option<f64>) -> Plan {
     let mut pods = PodCursor::new(state);
     let mut plan = Plan { placements: placements(state, &mut pods), ..Plan::default() };
@@ -18,6 +18,14 @@ pub(crate) fn assemble(state: &mut PlanState<'_, '_>, lower_bound: Option<f64>) 
     // A plan that leaves pods out may cost less than the bound for all pods: then the bound says nothing.
     plan.lower_bound = bound.filter(|bound| *bound <= plan.cost);
     plan.unschedulable = unschedulable(state, &mut pods);
+    // The bound is rounded down.
+    let reached = plan.lower_bound.is_some_and(|bound| plan.cost.0 <= bound.0 + 1);
+    // Other pods on the existing nodes could leave cheaper ones.
+    let fixed = plan.placements.is_empty() || plan.new_nodes.is_empty();
+    plan.optimal = reached && fixed && plan.unschedulable.is_empty();
+    if plan.optimal {
+        plan.lower_bound = Some(plan.cost);
+    }
     plan
 }
 

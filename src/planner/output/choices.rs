@@ -5,20 +5,24 @@ use std::sync::Arc;
 
 use crate::api::Requirement;
 use crate::model::offering::InstanceType;
-use crate::planner::pack::substitutes::{can_hold, common_columns, load, substitutes};
+use crate::planner::pack::substitutes::{can_hold, common_columns, load, max_price, substitutes};
 use crate::planner::state::plan_state::{PlanState, PurchasedNode};
 
 /// Maximum instance types among a node's choices (Karpenter AWS reference 5.2).
 pub(crate) const MAX_TYPES: usize = 60;
 
-/// Columns that can hold a purchased node's pattern within limits, of at most [`MAX_TYPES`] instance types: the purchased column
+/// Columns that can hold a purchased node's pattern within limits and its maximum price, of at most [`MAX_TYPES`] instance types: the purchased column
 /// first, then ascending by price. Types that `minValues` needs are kept first. `is_roomy`: no limit can be exceeded by any choice.
 pub(crate) fn choices(state: &PlanState<'_, '_>, node: &PurchasedNode, is_roomy: bool) -> Vec<usize> {
     let column_sets = &*state.column_sets;
     let pool = column_sets.pool(node.column);
     let mut budget = state.budgets[pool].clone();
     budget.refund(&column_sets.instance_type(node.column).capacity);
-    let affords = |c: &usize| is_roomy || budget.allows(&column_sets.instance_type(*c).capacity);
+    let max_price = max_price(column_sets, node.column);
+    let affords = |c: &usize| {
+        max_price.is_none_or(|most| column_sets.columns[*c].paid <= most)
+            && (is_roomy || budget.allows(&column_sets.instance_type(*c).capacity))
+    };
     let mut others =
         substitutes(state, node.column, &node.pattern).filter(|c| *c != node.column && affords(c)).peekable();
     let type_of = |column: usize| Arc::as_ptr(column_sets.instance_type(column));

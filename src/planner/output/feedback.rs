@@ -11,7 +11,7 @@ use crate::planner::state::budget::Budget;
 use crate::planner::state::feedback::Feedback;
 use crate::planner::state::plan_state::PlanState;
 
-/// Feedback of a finished plan; `room` is that of [`placed_per_domain`].
+/// Feedback of a finished plan; `room` is that of [`placed_per_place`].
 pub(crate) fn feedback(state: &mut PlanState<'_, '_>, room: Room, by_priority: bool) -> Feedback {
     let displaced_priority = if by_priority { None } else { displaced_priority(state) };
     let mut columns = Bits::empty(state.column_sets.columns.len());
@@ -19,25 +19,21 @@ pub(crate) fn feedback(state: &mut PlanState<'_, '_>, room: Room, by_priority: b
     Feedback { occupied_domains: state.topology.overlooked(&columns), room, displaced_priority }
 }
 
-/// How many pods of a group each of its domains took, for groups with unplaced pods and for each prefix of their pins. Requires that
-/// merged items are split.
-pub(crate) fn placed_per_domain(state: &PlanState<'_, '_>) -> Room {
-    let prefixes = |item: usize| {
+/// How many pods of a group each of its places took, for the places with unplaced pods. Requires that merged items are split.
+pub(crate) fn placed_per_place(state: &PlanState<'_, '_>) -> Room {
+    let place = |item: usize| {
         let item = &state.demand.items[item];
-        let pins = &state.demand.column_pools[item.column_pool].pins;
-        (1..=pins.len()).map(|len| (item.group, pins[..len].to_vec()))
+        (item.group, state.demand.column_pools[item.column_pool].pins.clone())
     };
     let unplaced = (0..state.demand.items.len()).filter(|item| state.demand.items[*item].remaining > 0);
-    let mut out: Room = unplaced.flat_map(prefixes).map(|at| (at, 0)).collect();
+    let mut out: Room = unplaced.map(place).filter(|(_, pins)| !pins.is_empty()).map(|at| (at, 0)).collect();
     if out.is_empty() {
         return out;
     }
     let purchased = state.purchased.iter().map(|node| &node.pattern);
     for (item, count) in purchased.chain(state.placements.iter().map(|(_, pattern)| pattern)).flatten() {
-        for at in prefixes(*item) {
-            if let Some(room) = out.get_mut(&at) {
-                *room += count;
-            }
+        if let Some(room) = out.get_mut(&place(*item)) {
+            *room += count;
         }
     }
     out
@@ -86,7 +82,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::planner::groups::topology::domains::Room;
-    use crate::planner::output::feedback::{feedback, placed_per_domain};
+    use crate::planner::output::feedback::{feedback, placed_per_place};
     use crate::test_support::plan_stages::{column, instance, purchase};
     use crate::test_support::planner::{World, ZONE, spread};
 
@@ -132,7 +128,7 @@ mod tests {
                 state.purchase(node, 1);
             }
             state.split_merged();
-            placed_per_domain(&state).into_values().collect()
+            placed_per_place(&state).into_values().collect()
         };
         assert_eq!(counted(1), [1, 1, 1], "two are assigned to each zone");
         assert!(counted(2).is_empty(), "all are placed");

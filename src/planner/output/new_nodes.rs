@@ -12,7 +12,7 @@ use crate::planner::output::plan::{Choice, PlannedNode};
 use crate::planner::output::pod_cursor::PodCursor;
 use crate::planner::pack::min_values::{is_strict, nameable_choices, satisfies_min_values};
 use crate::planner::pack::nameable::CHOSEN_AT_LAUNCH;
-use crate::planner::pack::substitutes::load;
+use crate::planner::pack::substitutes::{load, max_price};
 use crate::planner::state::plan_state::PlanState;
 
 /// What nodes with the same choices share.
@@ -75,6 +75,7 @@ pub(crate) fn new_nodes(state: &mut PlanState<'_, '_>, pods: &mut PodCursor) -> 
         nodes.push(PlannedNode {
             pool,
             choices: Arc::clone(&set.choices),
+            max_price: max_price(state.column_sets, node.column).map(MicroUsd),
             pods: pods.take_pattern(state, &node.pattern),
             requests: state.column_sets.dims.sparse(&requests),
             requirements: pinned.chain(set.label_requirements.iter().cloned()).collect(),

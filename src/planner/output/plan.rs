@@ -25,6 +25,8 @@ pub struct PlannedNode {
     /// Offerings that fit: the planned offering first, then the others by price. Never empty, at most 60 instance types. Every offered
     /// combination of their types, zones and capacity types is among them. Shared between nodes with equal choices.
     pub choices: Arc<[Choice]>,
+    /// The most that a launch may cost. `None`: whatever the choices cost.
+    pub max_price: Option<MicroUsd>,
     /// Pods, as indexes into [`crate::planner::input::problem::Problem::pods`].
     pub pods: Vec<usize>,
     /// Requests of its pods and of the daemons that run on every choice.
@@ -61,4 +63,6 @@ pub struct Plan {
     pub cost: MicroUsd,
     /// Lower bound on the cost of any plan of new nodes for these pods; `None` where no valid bound is known.
     pub lower_bound: Option<MicroUsd>,
+    /// Whether no plan for these pods costs less: the bound reaches the cost, and every pod is placed.
+    pub optimal: bool,
 }

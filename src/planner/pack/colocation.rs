@@ -2,46 +2,70 @@
 //! room together.
 
 use std::cmp::Reverse;
+use std::collections::VecDeque;
 
 use crate::planner::pricing::subproblem::Subproblem;
 use crate::planner::state::demand::pattern::{Bin, Pattern, add_pods};
 use crate::planner::state::plan_state::{PlanState, PurchasedNode};
 
+/// Chains of leaders that are tried for one follower.
+const MAX_CHAINS: usize = 16;
+/// Groups in a chain, the follower included.
+const MAX_CHAIN: usize = 12;
+
 /// Purchases nodes for followers, i.e. items with required host affinity: a node per pod of a leader that they can follow, or one
-/// node for a group that only its own pods satisfy.
+/// node for a group that only its own pods satisfy. A leader may follow others itself.
 pub(crate) fn buy_for_affinity_groups(state: &mut PlanState<'_, '_>, subproblem: &Subproblem) {
     for follower in state.demand.followers().to_vec() {
         while state.demand.items[follower].remaining > 0 {
-            let rules = state.demand.host(follower);
-            let satisfies_itself = rules.wants.iter().all(|(_, own)| *own);
-            let leader = (0..state.demand.items.len()).find(|other| {
-                let other_rules = state.demand.host(*other);
-                *other != follower
-                    && state.demand.items[*other].remaining > 0
-                    && other_rules.wants.is_empty()
-                    && rules.wants.iter().all(|(counter, _)| other_rules.raises.contains(counter))
-            });
-            let start = match leader {
-                Some(leader) => (leader, 1),
-                // As in kube-scheduler, the first pod of such a group needs no match, but only while nothing matches anywhere.
-                None if satisfies_itself && !leader_is_placed(state, follower) => (follower, 1),
-                None => break,
-            };
-            if !buy_for_followers(state, subproblem, follower, start) {
+            let (wanted, own) = state.demand.host(follower).wants[0];
+            let chains = chains(state, follower);
+            let mut bought = chains.iter().any(|chain| buy_for_followers(state, subproblem, follower, chain));
+            // As in kube-scheduler, the first pod of such a group needs no match, but only while nothing matches anywhere.
+            if !bought && chains.is_empty() && own && !is_placed(state, wanted) {
+                bought = buy_for_followers(state, subproblem, follower, &[(follower, 1)]);
+            }
+            if !bought {
                 break;
             }
         }
     }
 }
 
-/// Whether a pod that this item must follow runs or is planned already.
-fn leader_is_placed(state: &PlanState<'_, '_>, follower: usize) -> bool {
-    let planned = |counter: u32| {
-        let patterns = state.purchased.iter().flat_map(|node| &node.pattern);
-        patterns.into_iter().any(|(item, _)| state.demand.host(*item).raises.contains(&counter))
-    };
-    let wants = &state.demand.host(follower).wants;
-    wants.iter().any(|(counter, _)| state.running_counters.contains(counter) || planned(*counter))
+/// Ways to put a pod that this follower follows on a new node: a leader without required host affinity, or one whose own pods satisfy it,
+/// first, then each of its followers up to the leader of this one. Short chains come first.
+fn chains(state: &PlanState<'_, '_>, follower: usize) -> Vec<Pattern> {
+    let mut out = Vec::new();
+    let mut open: VecDeque<Vec<usize>> = VecDeque::from([vec![follower]]);
+    while let Some(path) = open.pop_front() {
+        let last = path[path.len() - 1];
+        let Some((wanted, _)) = state.demand.host(last).wants.first() else { continue };
+        for leader in 0..state.demand.items.len() {
+            let rules = state.demand.host(leader);
+            if state.demand.items[leader].remaining == 0 || path.contains(&leader) || !rules.raises.contains(wanted) {
+                continue;
+            }
+            let starts = rules.wants.first().is_none_or(|(counter, own)| *own && !is_placed(state, *counter));
+            let longer: Vec<usize> = path.iter().copied().chain([leader]).collect();
+            if starts {
+                out.push(longer[1..].iter().rev().map(|item| (*item, 1)).collect());
+            } else if longer.len() < MAX_CHAIN && open.len() < MAX_CHAINS {
+                open.push_back(longer);
+            }
+            if out.len() == MAX_CHAINS {
+                return out;
+            }
+        }
+    }
+    out
+}
+
+/// Whether a pod that raises this counter runs or is planned already.
+fn is_placed(state: &PlanState<'_, '_>, counter: u32) -> bool {
+    let new = state.purchased.iter().map(|node| &node.pattern);
+    let placed = new.chain(state.placements.iter().map(|(_, pattern)| pattern));
+    state.running_counters.contains(&counter)
+        || placed.flatten().any(|(item, _)| state.demand.host(*item).raises.contains(&counter))
 }
 
 /// Purchases the node that holds `start` and the most followers; of equals, the cheapest. False when there is none.
@@ -49,14 +73,15 @@ fn buy_for_followers(
     state: &mut PlanState<'_, '_>,
     subproblem: &Subproblem,
     follower: usize,
-    start: (usize, usize),
+    start: &[(usize, usize)],
 ) -> bool {
     let set_of = |item: usize| subproblem.column_set(state.demand.items[item].column_pool);
-    let (Some(own), Some(first)) = (set_of(follower), set_of(start.0)) else {
-        return false;
-    };
+    let Some(own) = set_of(follower) else { return false };
     let mut bits = state.column_sets.sets[own].bits.clone();
-    bits.and(&state.column_sets.sets[first].bits);
+    for (item, _) in start {
+        let Some(set) = set_of(*item) else { return false };
+        bits.and(&state.column_sets.sets[set].bits);
+    }
     let mut best: Option<(usize, Reverse<i64>, usize, Pattern)> = None;
     let mut last_shape: Option<usize> = None;
     for column in bits.iter() {
@@ -67,7 +92,7 @@ fn buy_for_followers(
         }
         last_shape = Some(shape);
         let host = state.daemon_host(column).clone();
-        let bin = Bin { room: state.column_sets.room(column), host: &host, pattern: &[start] };
+        let bin = Bin { room: state.column_sets.room(column), host: &host, pattern: start };
         if !state.demand.is_feasible(&bin) {
             continue;
         }
@@ -78,18 +103,18 @@ fn buy_for_followers(
         };
         let added = state.demand.fill_followers(&bin, &buckets);
         let followers: usize = added.iter().map(|(_, count)| *count).sum();
+        if !added.iter().chain(start).any(|(item, _)| *item == follower) {
+            continue;
+        }
         let price = Reverse(state.column_sets.columns[column].price);
         if best.as_ref().is_none_or(|(have, cost, ..)| (followers, price) > (*have, *cost)) {
             best = Some((followers, price, column, added));
         }
     }
-    let Some((followers, _, column, added)) = best else {
+    let Some((_, _, column, added)) = best else {
         return false;
     };
-    if followers == 0 && start.0 != follower {
-        return false;
-    }
-    let mut pattern = vec![start];
+    let mut pattern = start.to_vec();
     for (item, count) in added {
         add_pods(&mut pattern, item, count);
     }

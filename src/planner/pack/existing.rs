@@ -6,8 +6,21 @@ use crate::planner::columns::dims::PODS;
 use crate::planner::state::demand::pattern::Bin;
 use crate::planner::state::plan_state::PlanState;
 
-/// First fit over existing nodes, in their order, each filled greedily at the reference prices. `active` is by column pool.
+/// First fit over existing nodes, in their order, each filled greedily at the reference prices: first with pods that no node can be bought
+/// for, such as pods of a zone that no NodePool allows. `active` is by column pool.
 pub(crate) fn fill_existing(state: &mut PlanState<'_, '_>, active: &[bool]) {
+    let has_column = |pool: usize| {
+        let columns = state.demand.column_pools[pool].levels.last();
+        columns.is_some_and(|id| !state.column_sets.sets[*id].bits.is_empty())
+    };
+    let bound: Vec<bool> = active.iter().enumerate().map(|(pool, active)| *active && !has_column(pool)).collect();
+    if bound.contains(&true) && bound != active {
+        fill(state, &bound);
+    }
+    fill(state, active);
+}
+
+fn fill(state: &mut PlanState<'_, '_>, active: &[bool]) {
     // Admission by column pool and kind of node: equal for all nodes of a kind.
     let mut admitted: HashMap<(usize, usize), bool> = HashMap::new();
     for at in 0..state.existing.len() {
@@ -93,6 +106,21 @@ mod tests {
         assert!(placed(&state).is_empty());
         fill_existing(&mut state, &[true, true]);
         assert_eq!(placed(&state), ["n: here 1"]);
+    }
+
+    #[test]
+    fn pods_that_no_node_can_be_bought_for_come_first() {
+        let in_zone = |zone: &str| json!({"nodeSelector": {"topology.kubernetes.io/zone": zone}});
+        let only = json!([{"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z-a"]}]);
+        let mut world = World::with_pools(&[("default", json!({"requirements": only}))]);
+        world.node("n", "z-b", 2, &[]);
+        world.pods("large", 1, &json!({}), "2", "1Gi", &json!({}));
+        world.pods("small", 1, &json!({}), "1", "1Gi", &in_zone("z-b"));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        let active = active(&state);
+        fill_existing(&mut state, &active);
+        assert_eq!((placed(&state), remaining(&state)), (vec!["n: small 1".to_owned()], "large 1".to_owned()));
     }
 
     #[test]

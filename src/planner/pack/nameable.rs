@@ -7,6 +7,7 @@ use crate::model::labels;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::columns::table::Column;
+use crate::planner::pack::substitutes::max_price;
 
 /// Labels of offerings that a launch selects by, besides zone and capacity type.
 pub(crate) const CHOSEN_AT_LAUNCH: [&str; 2] = [labels::PLACEMENT_GROUP_PARTITION, labels::CAPACITY_RESERVATION_ID];
@@ -29,8 +30,9 @@ pub(crate) enum Order {
 }
 
 /// The largest part of `columns` (greedily, in `order`, the first column always included) that a NodeClaim can name without
-/// naming an offered combination that is not in `columns`. Usually all of them.
+/// naming an offered combination that is not in `columns`, other than those above its maximum price, which are not launched. Usually all of them.
 pub(crate) fn nameable(column_sets: &ColumnSets<'_>, columns: &[usize], order: Order) -> Vec<usize> {
+    let max_price = columns.first().and_then(|column| max_price(column_sets, *column));
     let mut chosen = Bits::empty(column_sets.columns.len());
     for column in columns {
         chosen.insert(*column);
@@ -57,7 +59,11 @@ pub(crate) fn nameable(column_sets: &ColumnSets<'_>, columns: &[usize], order: O
             let zone = &column_sets.columns[column].zone;
             offerings().any(|other| chosen.contains(other) && column_sets.columns[other].zone == *zone)
         };
-        let missing = offerings().filter(|column| !chosen.contains(*column) && nameable(&column_sets.columns[*column]));
+        let is_too_expensive = |column: &Column| max_price.is_some_and(|most| column.paid > most);
+        let missing = offerings().filter(|column| {
+            let of = &column_sets.columns[*column];
+            !chosen.contains(*column) && nameable(of) && !is_too_expensive(of)
+        });
         others.extend(missing.filter(|column| column_sets.columns[*column].left.is_none() || !has_sibling(*column)));
     }
     if others.is_empty() {

@@ -181,7 +181,8 @@ fn fill_candidates(
     binding: &[u32],
 ) -> Vec<Candidate> {
     let mut out: Vec<Candidate> = Vec::new();
-    let mut incumbent = 0.0;
+    // A pod whose dual price is zero still needs a node.
+    let mut incumbent = f64::NEG_INFINITY;
     for (column, upper_bound) in columns.iter().copied() {
         if upper_bound <= incumbent {
             break;
@@ -192,7 +193,7 @@ fn fill_candidates(
         let buckets = state.demand.open_buckets(|pool| accepted[pool]);
         let host = state.daemon_host(column).clone();
         let bin = Bin { room: state.column_sets.room(column), host: &host, pattern: &[] };
-        let prices = with_floor(subproblem.prices_on(&pricing.prices, column), &state.reference_prices);
+        let prices = with_floor(subproblem.prices_on(state, &pricing.prices, column), &state.reference_prices);
         let power = state.strategy.cosine_power;
         let mut pattern = state.demand.fill(&bin, &prices, &buckets, Some(pricing.seed), binding, power);
         while !pattern.is_empty() && !min_values_hold(state, column, &pattern) {
@@ -239,7 +240,7 @@ fn promising_columns(
         if !fits(need, room) || !state.affords(column) {
             continue;
         }
-        let on_column = subproblem.prices_on(prices, column);
+        let on_column = subproblem.prices_on(state, prices, column);
         let value = (dot(room, on_column) + state.demand.caps_value(on_column)) / real(price.max(1));
         if of_shape.is_some() {
             rated.pop();
@@ -261,7 +262,8 @@ fn promising_columns(
         }
     }
     let mut out: Vec<(usize, f64)> = bands.into_iter().flatten().map(|(value, _, column)| (column, value)).collect();
-    out.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    let price = |column: usize| state.column_sets.columns[column].price;
+    out.sort_by(|a, b| b.1.total_cmp(&a.1).then(price(a.0).cmp(&price(b.0))).then(a.0.cmp(&b.0)));
     out
 }
 
@@ -277,7 +279,7 @@ mod tests {
 
     use crate::planner::pack::purchase::{REPRICE_SHARE, buy};
     use crate::test_support::plan_stages::{instance, purchased, remaining, subproblem};
-    use crate::test_support::planner::World;
+    use crate::test_support::planner::{HOST, World, affinity};
 
     /// Cost in micro-USD per hour, nodes, and what remains.
     fn bought(pods: &[(&str, usize, &str, &str, Value)], pool: Value) -> (i64, Vec<String>, String) {
@@ -313,6 +315,27 @@ mod tests {
         let gpu = json!({"requests": {"nvidia.com/gpu": "1"}});
         let (_, nodes, left) = bought(&[("p", 3, "1", "1Gi", json!({})), ("gpu", 1, "1", "1Gi", gpu)], json!({}));
         assert_eq!((nodes, left.as_str()), (vec!["g1.x4 in z-a: gpu 1, p 3".to_owned()], ""));
+    }
+
+    #[test]
+    fn pods_whose_resources_have_no_price_get_nodes() {
+        // Host caps price every node that the others need: CPU and memory are free.
+        let labels = json!({"app": "apart"});
+        let gpu = json!({"requests": {"nvidia.com/gpu": "1"}});
+        for plain in [5, 50] {
+            let arm = json!({"nodeSelector": {"kubernetes.io/arch": "arm64"}});
+            let pods = [("gpu", 4, "1", "1Gi", gpu.clone()), ("plain", plain, "100m", "64Mi", arm)];
+            let mut world = World::new();
+            for (name, count, cpu, memory, spec) in &pods {
+                world.pods(name, *count, &json!({}), cpu, memory, spec);
+            }
+            world.pods("apart", 4, &labels, "100m", "64Mi", &affinity("podAntiAffinity", HOST, &labels));
+            let mut instance = instance(&world);
+            let mut state = instance.state(false);
+            let mut subproblem = subproblem(&mut state);
+            buy(&mut state, &mut subproblem, REPRICE_SHARE);
+            assert_eq!(remaining(&state), "", "{plain} plain pods");
+        }
     }
 
     #[test]

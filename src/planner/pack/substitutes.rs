@@ -1,7 +1,9 @@
 //! Substitutes: the other columns that can hold the pattern of a purchased node under the same NodePool, labels and daemons.
 
+use crate::model::offering::CapacityType;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::fits;
+use crate::planner::columns::sets::ColumnSets;
 use crate::planner::state::plan_state::PlanState;
 
 /// Sum of the requests of a pattern, by resource.
@@ -32,6 +34,19 @@ pub(crate) fn common_columns(state: &PlanState<'_, '_>, column: usize, pattern: 
         }
     }
     bits
+}
+
+/// Percent of the planned price that a spot node may cost at most. EC2 chooses among the spot offerings of a request by capacity too, so the
+/// choices of a node must all be near the price that the plan assumes. On-demand offerings are chosen by price alone.
+const MAX_SPOT_PERCENT: i64 = 120;
+
+/// The most that a node purchased as `column` may cost, in micro-USD per hour. `None`: no limit, as for on-demand columns and NodePools
+/// whose `minValues` demand a variety of types whatever it costs.
+pub(crate) fn max_price(column_sets: &ColumnSets<'_>, column: usize) -> Option<i64> {
+    let of = &column_sets.columns[column];
+    let pool = &column_sets.problem.pools[column_sets.pool(column)];
+    let is_limited = of.capacity_type == CapacityType::Spot && pool.requirements.iter().all(|r| r.min_values.is_none());
+    is_limited.then(|| of.paid.saturating_mul(MAX_SPOT_PERCENT) / 100)
 }
 
 /// The columns that can hold a pattern instead of `column`, itself included, in ascending order of price.

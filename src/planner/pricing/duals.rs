@@ -32,6 +32,15 @@ pub(crate) struct Prices {
     pub bound: f64,
 }
 
+/// A demand of the LP.
+pub(crate) struct LpDemand<'x> {
+    /// Columns that may cover it.
+    pub columns: &'x Bits,
+    /// Amount of each resource and host cap.
+    pub amount: &'x [i64],
+    pub tier: usize,
+}
+
 /// What columns cost and hold in the LP.
 pub(crate) struct Offer<P, R> {
     /// Price of a column, in micro-USD per hour.
@@ -66,13 +75,12 @@ struct Row {
 }
 
 impl CoveringLp {
-    /// `demands` are column sets with the amount demanded of each resource and host cap; the amounts matter here only for merging.
-    /// `caps_per_node` is what each column offers of each host cap. The caller leaves out demands that no column can hold. Beyond
-    /// the `max_sets` sets with the largest CPU demand (at most 31), sets are merged into their union, which keeps the LP a
-    /// relaxation.
+    /// The amounts of `demands` matter here only for merging. `caps_per_node` is what each column offers of each host cap. The
+    /// caller leaves out demands that no column can hold. Beyond the `max_sets` sets with the largest CPU demand, the sets of each
+    /// size tier are merged into their union, which keeps the LP a relaxation. At most 32 sets in all.
     pub fn new(
         column_sets: &ColumnSets<'_>,
-        demands: &[(&Bits, &[i64])],
+        demands: &[LpDemand<'_>],
         caps_per_node: &[i64],
         max_sets: usize,
         offer: Offer<impl Fn(usize) -> i64, impl Fn(usize, i64) -> i64>,
@@ -100,6 +108,11 @@ impl CoveringLp {
             .map(|column| Row { kind: kind_of[column], room: scaled(column), price: real(price(column)) / price_scale })
             .collect();
         Self { set_of, sets: sets.len(), kind_of, members, rows, scale, price_scale, warm: BTreeSet::new() }
+    }
+
+    /// Constraints that couple the price of a set with that of a column kind: the measure of the time that a solution takes.
+    pub fn couplings(&self) -> usize {
+        self.members.iter().map(Vec::len).sum::<usize>() * self.scale.len()
     }
 
     /// Prices for a demand, given by its position in the `demands` of [`Self::new`].
@@ -235,35 +248,40 @@ impl CoveringLp {
     }
 }
 
-/// The set of each demand, and the distinct sets; those beyond `max_sets` by CPU demand become one, their union.
-fn merged_sets(columns: usize, demands: &[(&Bits, &[i64])], max_sets: usize) -> (Vec<usize>, Vec<Bits>) {
+/// The set of each demand, and the distinct sets; those beyond `max_sets` by CPU demand become their union by size tier.
+fn merged_sets(columns: usize, demands: &[LpDemand<'_>], max_sets: usize) -> (Vec<usize>, Vec<Bits>) {
     let mut ids: HashMap<&Bits, usize> = HashMap::new();
-    let mut sets: Vec<(Bits, i64)> = Vec::new();
+    let mut sets: Vec<(Bits, i64, usize)> = Vec::new();
     let mut set_of: Vec<usize> = Vec::with_capacity(demands.len());
-    for (bits, amount) in demands {
-        let at = *ids.entry(*bits).or_insert_with(|| {
-            sets.push(((*bits).clone(), 0));
+    for demand in demands {
+        let at = *ids.entry(demand.columns).or_insert_with(|| {
+            sets.push((demand.columns.clone(), 0, demand.tier));
             sets.len() - 1
         });
-        sets[at].1 += amount[0];
+        sets[at].1 += demand.amount[0];
         set_of.push(at);
     }
     if sets.len() <= max_sets {
-        return (set_of, sets.into_iter().map(|(bits, _)| bits).collect());
+        return (set_of, sets.into_iter().map(|(bits, ..)| bits).collect());
     }
     let mut order: Vec<usize> = (0..sets.len()).collect();
     order.sort_by_key(|at| (Reverse(sets[*at].1), *at));
-    let mut union = Bits::empty(columns);
-    let mut renumbered = vec![max_sets; sets.len()];
+    let mut unions: BTreeMap<usize, (usize, Bits)> = BTreeMap::new();
+    let mut renumbered = vec![0; sets.len()];
     for (rank, at) in order.iter().enumerate() {
         if rank < max_sets {
             renumbered[*at] = rank;
         } else {
+            let next = max_sets + unions.len();
+            let (id, union) = unions.entry(sets[*at].2).or_insert_with(|| (next, Bits::empty(columns)));
+            renumbered[*at] = *id;
             union.or(&sets[*at].0);
         }
     }
     let mut kept: Vec<Bits> = order.into_iter().take(max_sets).map(|at| sets[at].0.clone()).collect();
-    kept.push(union);
+    let mut unions: Vec<(usize, Bits)> = unions.into_values().collect();
+    unions.sort_unstable_by_key(|(id, _)| *id);
+    kept.extend(unions.into_iter().map(|(_, union)| union));
     for at in &mut set_of {
         *at = renumbered[*at];
     }

@@ -2,35 +2,88 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use crate::model::labels;
 use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::{fits, is_extended};
-use crate::planner::pricing::duals::{CoveringLp, Offer};
+use crate::planner::columns::dims::{fits, is_extended, real};
+use crate::planner::pricing::duals::{CoveringLp, LpDemand, Offer};
 use crate::planner::pricing::reach::{MAX_REQUESTS, Reach};
 use crate::planner::pricing::subproblem::Subproblem;
+use crate::planner::state::demand::ColumnPool;
 use crate::planner::state::plan_state::PlanState;
 
-/// Column sets that the bound distinguishes.
-const MAX_BOUND_SETS: usize = 24;
+/// Column sets that the bound distinguishes, without size tiers, and besides one for each size tier.
+const MAX_SETS: usize = 24;
+const MAX_SETS_WITH_TIERS: usize = 16;
 /// Reduced cost, as a share of the price, up to which column generation ignores a column.
 const BOUND_TOLERANCE: f64 = 1e-9;
+
+/// Purchases that cost less than this multiple of the bound are not improved.
+const REACHED: f64 = 1.000_5;
+
+/// A lower bound on the cost of new nodes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LowerBound {
+    /// Micro-USD per hour, as paid.
+    pub cost: f64,
+    /// Value of one pod of each item, in micro-USD per hour: the pods of no node are worth more than its price, and all pods are worth
+    /// the bound. Empty if not known.
+    pub values: Vec<f64>,
+}
+
+impl LowerBound {
+    /// Whether the purchased nodes cost hardly more.
+    pub fn is_reached(&self, state: &PlanState<'_, '_>) -> bool {
+        real(state.cost()) <= self.cost * REACHED
+    }
+}
 
 /// A lower bound, in micro-USD per hour as paid, on the cost of any plan of new nodes for the remaining demand, whatever the
 /// weights of the NodePools and the domains assigned. `None` when the LP fails.
 ///
 /// Every valid plan is a feasible solution of the LP: its nodes are columns bought; the pods of a group lie on columns that its
-/// required node constraints allow (with extended resources: on columns that hold one such pod whole); for each resource the pods
+/// required node constraints allow and that hold the smallest pod of its size tier whole (with extended resources: the pod); for each resource the pods
 /// on a node request at most its capacity, of which they use no more than sums of their requests reach; and pods with required
 /// anti-affinity against each other use one unit each of a host cap. What the LP permits beyond that (split pods, ignored
 /// domains) only makes it cheaper.
-pub(crate) fn lower_bound(state: &mut PlanState<'_, '_>) -> Option<f64> {
+pub(crate) fn lower_bound(state: &mut PlanState<'_, '_>) -> Option<LowerBound> {
     let subproblem = Subproblem::relaxed(state);
     let unplaceable = subproblem.unplaceable(state);
     state.demand.take(&unplaceable, 1);
     state.demand.choose_host_caps(true);
-    let demands = demands(state, &subproblem);
-    state.demand.restore(&unplaceable);
-    let sets: Vec<(&Bits, &[i64])> = demands.iter().map(|(bits, amount)| (bits, amount.as_slice())).collect();
     let reaches = reaches(state);
+    let bounds = [false, true].map(|by_size| bound_of(state, &demands(state, &subproblem, by_size), &reaches));
+    state.demand.restore(&unplaceable);
+    // Tiers leave room for fewer other sets: either LP may be the stronger one.
+    bounds.into_iter().flatten().reduce(|a, b| if b.cost > a.cost { b } else { a })
+}
+
+/// Whether an exact solution of the assigned demand is a lower bound too: no assignment, preference or rule restricts it that
+/// another plan could do without, and comparison prices are paid prices.
+pub(crate) fn is_exact_bound(state: &PlanState<'_, '_>) -> bool {
+    let demand = &state.demand;
+    let is_free = |item: usize| {
+        let group = &demand.groups[demand.items[item].group];
+        let over_hosts = group.class.spread.iter().any(|spread| *spread.key == *labels::HOSTNAME);
+        group.host.wants.is_empty() && !over_hosts
+    };
+    let only = |pool: &ColumnPool| pool.pins.is_empty() && pool.levels.len() == 1;
+    demand.is_empty()
+        && state.placements.is_empty()
+        && state.assignments.iter().all(|assignment| assignment.refused.is_none())
+        && demand.column_pools.iter().all(only)
+        && (0..demand.items.len()).all(is_free)
+        && state.column_sets.columns.iter().all(|column| column.price == column.paid)
+        && state.purchased.iter().all(|node| state.column_sets.columns[node.column].paid > 0)
+}
+
+/// The value of the LP; `None` when it fails.
+fn bound_of<'d>(
+    state: &PlanState<'_, '_>,
+    demands: &'d [BoundDemand],
+    reaches: &[Option<Reach>],
+) -> Option<LowerBound> {
+    let demand = |of: &'d BoundDemand| LpDemand { columns: &of.columns, amount: &of.amount, tier: of.tier };
+    let sets: Vec<LpDemand<'_>> = demands.iter().map(demand).collect();
     let offer = Offer {
         // The paid price: the comparison price includes settings such as a node penalty.
         price: |column: usize| state.column_sets.columns[column].paid,
@@ -39,19 +92,35 @@ pub(crate) fn lower_bound(state: &mut PlanState<'_, '_>) -> Option<f64> {
         },
     };
     let caps = state.demand.caps_per_node();
-    let mut lp = CoveringLp::new(state.column_sets, &sets, &caps, MAX_BOUND_SETS, offer);
-    let amounts = demands.iter().enumerate().map(|(at, (_, amount))| (at, amount.as_slice()));
-    lp.prices(amounts, BOUND_TOLERANCE).map(|prices| prices.bound)
+    let by_size = demands.iter().any(|of| of.tier > 0);
+    let max_sets = if by_size { MAX_SETS_WITH_TIERS } else { MAX_SETS };
+    let mut lp = CoveringLp::new(state.column_sets, &sets, &caps, max_sets, offer);
+    let amounts = demands.iter().enumerate().map(|(at, of)| (at, of.amount.as_slice()));
+    let prices = lp.prices(amounts, BOUND_TOLERANCE)?;
+    let mut values = vec![0.0; state.demand.items.len()];
+    for (at, of) in demands.iter().enumerate() {
+        let prices = lp.of_demand(&prices, at);
+        of.items.iter().for_each(|item| values[*item] = state.demand.value_at(*item, prices));
+    }
+    Some(LowerBound { cost: prices.bound, values })
 }
 
-/// The remaining demand by the columns that it requires: a group may use every domain its requirements allow, because the
-/// assignment to domains is a choice of the planner.
-fn demands(state: &PlanState<'_, '_>, subproblem: &Subproblem) -> Vec<(Bits, Vec<i64>)> {
+/// A demand of the bound.
+struct BoundDemand {
+    columns: Bits,
+    amount: Vec<i64>,
+    tier: usize,
+    items: Vec<usize>,
+}
+
+/// The remaining demand by the columns that it requires, and by size tier if `by_size`: a group may use every domain that its
+/// requirements allow, because the assignment to domains is a choice of the planner.
+fn demands(state: &PlanState<'_, '_>, subproblem: &Subproblem, by_size: bool) -> Vec<BoundDemand> {
     let demand = &state.demand;
     let dims = state.column_sets.dims.len() + demand.host_caps.len();
     // By the size of a pod that must be held whole (empty: any), and the required columns.
-    let mut ids: HashMap<(&[i64], &Bits), usize> = HashMap::new();
-    let mut demands: Vec<(&[i64], &Bits, Vec<i64>)> = Vec::new();
+    let mut ids: HashMap<(&[i64], &Bits, usize), usize> = HashMap::new();
+    let mut demands: Vec<(&[i64], &Bits, Vec<i64>, usize, Vec<usize>)> = Vec::new();
     for (at, item) in demand.items.iter().enumerate() {
         if item.remaining == 0 || subproblem.column_set(item.column_pool).is_none() {
             continue;
@@ -59,21 +128,32 @@ fn demands(state: &PlanState<'_, '_>, subproblem: &Subproblem) -> Vec<(Bits, Vec
         let group = &demand.groups[item.group];
         let whole: &[i64] = if is_extended(&group.need) { &group.need } else { &[] };
         let Some(required) = group.levels.last() else { continue };
-        let id = *ids.entry((whole, required)).or_insert_with(|| {
-            demands.push((whole, required, vec![0; dims]));
+        let tier = if by_size { demand.tiers.classes[demand.tiers.class_of[at]].tier } else { 0 };
+        let id = *ids.entry((whole, required, tier)).or_insert_with(|| {
+            demands.push((whole, required, vec![0; dims], tier, Vec::new()));
             demands.len() - 1
         });
         demand.add_amount(at, &mut demands[id].2);
+        demands[id].4.push(at);
     }
-    demands.sort_by(|a, b| b.2.cmp(&a.2).then(a.0.cmp(b.0)));
-    let held = |whole: &[i64], required: &Bits| {
+    demands.sort_by(|a, b| b.2.cmp(&a.2).then(a.0.cmp(b.0)).then(a.3.cmp(&b.3)));
+    let held = |whole: &[i64], required: &Bits, tier: usize| {
         let mut bits = required.clone();
+        if by_size {
+            bits.and(&demand.tiers.holding[tier]);
+        }
         if !whole.is_empty() {
             bits.and(&state.column_sets.where_column(|column| fits(whole, state.column_sets.room(column))));
         }
         bits
     };
-    demands.into_iter().map(|(whole, required, amount)| (held(whole, required), amount)).collect()
+    let held = |(whole, required, amount, tier, items): (&[i64], &Bits, Vec<i64>, usize, Vec<usize>)| BoundDemand {
+        columns: held(whole, required, tier),
+        amount,
+        tier,
+        items,
+    };
+    demands.into_iter().map(held).collect()
 }
 
 /// The reach of the remaining requests, by resource.
@@ -105,7 +185,7 @@ mod tests {
         world.pods("p", pods, &json!({"app": "p"}), cpu, memory, spec);
         let mut instance = instance(&world);
         let mut state = instance.state(false);
-        let bound = lower_bound(&mut state).unwrap().round() as i64;
+        let bound = lower_bound(&mut state).unwrap().cost.round() as i64;
         assert_eq!(state.demand.remaining(), pods, "the demand is unchanged");
         bound
     }

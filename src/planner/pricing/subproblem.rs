@@ -1,14 +1,18 @@
 //! The covering problem restricted to one preference level and one tier of NodePools, and its dual prices.
 
 use crate::planner::columns::bitset::Bits;
-use crate::planner::pricing::duals::{CoveringLp, Offer, Prices};
+use crate::planner::pricing::duals::{CoveringLp, LpDemand, Offer, Prices};
 use crate::planner::state::demand::pattern::Pattern;
 use crate::planner::state::plan_state::PlanState;
 
-/// Column sets that dual prices distinguish when nodes are purchased.
-const MAX_PRICED_SETS: usize = 12;
+/// Column sets that dual prices distinguish when nodes are purchased: without size tiers, and besides one for each size tier.
+const MAX_SETS: usize = 12;
+const MAX_SETS_WITH_TIERS: usize = 4;
 /// Reduced cost, as a share of the price, up to which column generation ignores a column. A purchase at such prices is as good.
 const PRICING_TOLERANCE: f64 = 2e-3;
+
+/// Work that a coupling of the LP counts as, in buckets scored: with size tiers the LP takes longer than filling nodes.
+const WORK_PER_COUPLING: usize = 16;
 
 /// What may be purchased in one pass: the columns of each column pool.
 pub(crate) struct Subproblem {
@@ -17,10 +21,17 @@ pub(crate) struct Subproblem {
     width: Vec<usize>,
     /// Column pools for which nothing more can be purchased.
     exhausted: Vec<bool>,
-    /// Built at the first pricing: the column pools that had demand then, ascending, and their LP.
-    lp: Option<(Vec<usize>, CoveringLp)>,
-    /// Dual prices by column pool at the first pricing; empty before.
-    pub initial_prices: Vec<Vec<f64>>,
+    /// Without and with size tiers.
+    pricings: [Option<Pricing>; 2],
+}
+
+/// The LP of a subproblem.
+struct Pricing {
+    /// Price classes that had demand at the first pricing, ascending.
+    classes: Vec<usize>,
+    lp: CoveringLp,
+    /// Dual prices by price class at the first pricing.
+    initial_prices: Vec<Vec<f64>>,
 }
 
 impl Subproblem {
@@ -46,7 +57,7 @@ impl Subproblem {
         };
         let column_set: Vec<_> = sets.into_iter().map(|id| within_tier(id?)).collect();
         let width = column_set.iter().map(|id| id.map_or(0, |id| state.column_sets.sets[id].bits.len())).collect();
-        Self { exhausted: vec![false; column_set.len()], column_set, width, lp: None, initial_prices: Vec::new() }
+        Self { exhausted: vec![false; column_set.len()], column_set, width, pricings: [None, None] }
     }
 
     /// Whether the subproblem covers a column pool, exhausted or not.
@@ -86,9 +97,18 @@ impl Subproblem {
         self.width[column_pool]
     }
 
+    fn pricing(&self, state: &PlanState<'_, '_>) -> Option<&Pricing> {
+        self.pricings[usize::from(state.strategy.price_by_size)].as_ref()
+    }
+
     /// Dual prices on a column.
-    pub fn prices_on<'x>(&self, prices: &'x Prices, column: usize) -> &'x [f64] {
-        self.lp.as_ref().map_or(&[], |(_, lp)| lp.of_column(prices, column))
+    pub fn prices_on<'x>(&'x self, state: &PlanState<'_, '_>, prices: &'x Prices, column: usize) -> &'x [f64] {
+        self.pricing(state).map_or(&[], |pricing| pricing.lp.of_column(prices, column))
+    }
+
+    /// Dual prices by price class at the first pricing of the current strategy; empty before.
+    pub fn initial_prices(&self, state: &PlanState<'_, '_>) -> &[Vec<f64>] {
+        self.pricing(state).map_or(&[], |pricing| &pricing.initial_prices)
     }
 
     /// Remaining pods of items that no column of the subproblem holds.
@@ -104,52 +124,75 @@ impl Subproblem {
 
     /// Solves the LP for the remaining demand, and sets the demand's prices. `None` when the LP fails.
     pub fn price(&mut self, state: &mut PlanState<'_, '_>) -> Option<Prices> {
-        let mut amounts = self.amounts(state);
-        if self.lp.is_none() {
+        let by_size = state.strategy.price_by_size;
+        if self.pricings.iter().all(Option::is_none) {
             state.demand.choose_host_caps(false);
-            amounts = self.amounts(state);
-            self.lp = Some(self.covering_lp(state, &amounts));
         }
-        let (pools, lp) = self.lp.as_mut()?;
-        let by_position =
-            amounts.iter().filter_map(|(pool, amount)| Some((pools.binary_search(pool).ok()?, amount.as_slice())));
-        let prices = lp.prices(by_position, PRICING_TOLERANCE)?;
-        for (pool, _) in &amounts {
-            if let Ok(position) = pools.binary_search(pool) {
-                state.demand.set_prices(*pool, lp.of_demand(&prices, position).to_vec());
+        let amounts = self.amounts(state);
+        if self.pricing(state).is_none() {
+            let lp = self.covering_lp(state, &amounts, by_size);
+            let classes = amounts.iter().map(|(class, _)| *class).collect();
+            self.pricings[usize::from(by_size)] = Some(Pricing { classes, lp, initial_prices: Vec::new() });
+        }
+        let pricing = self.pricings[usize::from(by_size)].as_mut()?;
+        let position = |class: &usize| pricing.classes.binary_search(class).ok();
+        let by_position = amounts.iter().filter_map(|(class, amount)| Some((position(class)?, amount.as_slice())));
+        let prices = pricing.lp.prices(by_position, PRICING_TOLERANCE)?;
+        if by_size {
+            state.demand.work += pricing.lp.couplings() * WORK_PER_COUPLING;
+        }
+        for (class, _) in &amounts {
+            if let Ok(position) = pricing.classes.binary_search(class) {
+                state.demand.set_prices(*class, pricing.lp.of_demand(&prices, position).to_vec());
             }
         }
-        if self.initial_prices.is_empty() {
-            self.initial_prices = state.demand.prices().to_vec();
+        if pricing.initial_prices.is_empty() {
+            pricing.initial_prices = state.demand.prices().to_vec();
         }
         Some(prices)
     }
 
-    fn covering_lp(&self, state: &PlanState<'_, '_>, amounts: &[(usize, Vec<i64>)]) -> (Vec<usize>, CoveringLp) {
-        let sets: Vec<(&Bits, &[i64])> = amounts
+    /// The LP of the amounts by price class. With `by_size`, each is covered only by columns that hold a pod of its tier whole;
+    /// otherwise a column pool has one price, of the columns that hold some pod whole.
+    fn covering_lp(&self, state: &PlanState<'_, '_>, amounts: &[(usize, Vec<i64>)], by_size: bool) -> CoveringLp {
+        let tiers = &state.demand.tiers;
+        let holding_some = tiers.holding_some();
+        let columns = |class: usize| -> Option<(Bits, usize)> {
+            let class = tiers.classes[class];
+            let mut bits = state.column_sets.sets[self.column_set(class.column_pool)?].bits.clone();
+            if by_size {
+                bits.and(&tiers.holding[class.tier]);
+            } else if let Some(holding_some) = &holding_some {
+                bits.and(holding_some);
+            }
+            Some((bits, if by_size { class.tier } else { 0 }))
+        };
+        let sets: Vec<(Bits, usize, &[i64])> = amounts
             .iter()
-            .filter_map(|(pool, amount)| {
-                Some((&state.column_sets.sets[self.column_set(*pool)?].bits, amount.as_slice()))
+            .filter_map(|(class, amount)| {
+                let (bits, tier) = columns(*class)?;
+                Some((bits, tier, amount.as_slice()))
             })
             .collect();
+        let demands: Vec<LpDemand<'_>> =
+            sets.iter().map(|(columns, tier, amount)| LpDemand { columns, amount, tier: *tier }).collect();
+        let max_sets = if by_size { MAX_SETS_WITH_TIERS } else { MAX_SETS };
         let offer =
             Offer { price: |column: usize| state.column_sets.columns[column].price, room: |_: usize, room: i64| room };
-        let caps = state.demand.caps_per_node();
-        let lp = CoveringLp::new(state.column_sets, &sets, &caps, MAX_PRICED_SETS, offer);
-        (amounts.iter().map(|(pool, _)| *pool).collect(), lp)
+        CoveringLp::new(state.column_sets, &demands, &state.demand.caps_per_node(), max_sets, offer)
     }
 
-    /// Remaining amount of each resource, then of each host cap, by column pool.
+    /// Remaining amount of each resource, then of each host cap, by price class.
     fn amounts(&self, state: &PlanState<'_, '_>) -> Vec<(usize, Vec<i64>)> {
         let demand = &state.demand;
         let dims = state.column_sets.dims.len() + demand.host_caps.len();
-        let mut amounts: Vec<Option<Vec<i64>>> = vec![None; demand.column_pools.len()];
+        let mut amounts: Vec<Option<Vec<i64>>> = vec![None; demand.tiers.classes.len()];
         for (at, item) in demand.items.iter().enumerate() {
             if item.remaining > 0 && self.column_set(item.column_pool).is_some() {
-                demand.add_amount(at, amounts[item.column_pool].get_or_insert_with(|| vec![0; dims]));
+                demand.add_amount(at, amounts[demand.tiers.class_of[at]].get_or_insert_with(|| vec![0; dims]));
             }
         }
-        amounts.into_iter().enumerate().filter_map(|(pool, amount)| Some((pool, amount?))).collect()
+        amounts.into_iter().enumerate().filter_map(|(class, amount)| Some((class, amount?))).collect()
     }
 }
 
@@ -218,6 +261,6 @@ mod tests {
         state.demand.take(&[(1, 1)], 1);
         subproblem.price(&mut state).unwrap();
         assert_eq!(per_cpu(&state.demand.prices()[0]), 40_000, "without the memory only CPU has a price");
-        assert_ne!(subproblem.initial_prices, state.demand.prices(), "the first prices are kept");
+        assert_ne!(subproblem.initial_prices(&state), state.demand.prices(), "the first prices are kept");
     }
 }

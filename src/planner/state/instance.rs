@@ -36,7 +36,7 @@ impl<'p> Instance<'p> {
         let (existing, running_counters) = existing_nodes(&column_sets, &mut selectors, &host_counters, &groups);
         let (occupied, room) = (feedback.occupied_domains.clone(), feedback.room.clone());
         let mut topology = Topology::new(&column_sets, &mut selectors, &groups, occupied, room);
-        let assignments = topology.assign(&mut column_sets, &mut selectors, &groups, &existing);
+        let assignments = topology.assign(&mut column_sets, &mut selectors, &groups, (&existing, &running_counters));
         Self { column_sets, selectors, host_counters, groups, existing, running_counters, topology, assignments }
     }
 

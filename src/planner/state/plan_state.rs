@@ -28,12 +28,14 @@ pub(crate) struct Strategy {
     pub cosine_power: i32,
     /// Whether no node may cost more than the value of the demand divided by the nodes that host caps require.
     pub limit_node_price: bool,
+    /// Whether each size tier has dual prices of its own, of the columns that hold its pods whole.
+    pub price_by_size: bool,
 }
 
 pub(crate) const STRATEGIES: [Strategy; 3] = [
-    Strategy { cosine_power: 2, limit_node_price: false },
-    Strategy { cosine_power: 0, limit_node_price: false },
-    Strategy { cosine_power: 0, limit_node_price: true },
+    Strategy { cosine_power: 2, limit_node_price: false, price_by_size: false },
+    Strategy { cosine_power: 0, limit_node_price: false, price_by_size: false },
+    Strategy { cosine_power: 0, limit_node_price: true, price_by_size: false },
 ];
 
 /// The state that every stage reads and updates.

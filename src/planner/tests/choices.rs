@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use crate::api::Requirement;
+use crate::model::labels;
 use crate::model::offering::CapacityType;
 use crate::planner::input::settings::MinValuesPolicy;
 use crate::planner::output::plan::PlannedNode;
@@ -51,6 +53,41 @@ fn a_type_too_small_for_the_daemons_of_a_zone_is_no_choice_there() {
         "the checker verifies each type and zone"
     );
     assert!(offered(node)["z-b"].len() > 10, "every type that holds the pod");
+}
+
+/// The maximum price of the node for a pod of one CPU, and the highest price among its choices in percent of the planned price.
+fn price_range(capacity_types: &[&str], pool: &Value) -> (Option<i64>, i64) {
+    let mut world = World::with_pools(&[("default", pool.clone())]);
+    let capacity_type = |r: &&mut Requirement| r.key == labels::CAPACITY_TYPE;
+    world.problem.pools[0].requirements.iter_mut().find(capacity_type).unwrap().values =
+        capacity_types.iter().map(|name| (*name).to_owned()).collect();
+    // In z-b everything costs a tenth more than in the other zones, and memory-optimized types twice as much.
+    let mut catalog = (*world.problem.pools[0].catalog).clone();
+    for instance_type in &mut catalog.instance_types {
+        let mut other = (**instance_type).clone();
+        for offering in other.offerings.iter_mut().filter(|offering| &*offering.zone == "z-b") {
+            offering.price.0 = offering.price.0 * if other.name.starts_with("r1") { 20 } else { 11 } / 10;
+        }
+        *instance_type = Arc::new(other);
+    }
+    world.problem.pools[0].catalog = Arc::new(catalog);
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    let node = world.plan().new_nodes.remove(0);
+    let highest = node.choices.iter().map(|choice| choice.price.0).max().unwrap();
+    (node.max_price.map(|price| price.0 * 100 / node.choices[0].price.0), highest * 100 / node.choices[0].price.0)
+}
+
+#[test]
+fn spot_choices_cost_at_most_a_fifth_more_than_planned() {
+    for capacity_types in [&["spot"][..], &["spot", "on-demand"]] {
+        let (max_price, highest) = price_range(capacity_types, &json!({}));
+        assert_eq!(max_price, Some(120));
+        assert!((110..=120).contains(&highest), "{highest} percent: the other zone is among them");
+    }
+    // EC2 launches the cheapest on-demand offering that has capacity; minValues demand variety.
+    assert!(matches!(price_range(&["on-demand"], &json!({})), (None, 200..)));
+    let various = json!({"requirements": [{"key": FAMILY, "operator": "Exists", "minValues": 4}]});
+    assert!(matches!(price_range(&["spot"], &various), (None, 200..)));
 }
 
 #[test]

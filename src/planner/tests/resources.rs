@@ -259,3 +259,16 @@ fn accelerators_of_every_vendor_are_selected_by_resource() {
         assert!(plan.new_nodes.iter().all(|n| n.choices.iter().all(|c| c.instance_type.capacity.get(resource) > 0)));
     }
 }
+
+#[test]
+fn pods_with_resource_claims_are_refused_and_their_daemons_reserve_nothing() {
+    let claims = json!({"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]});
+    let mut world = World::new();
+    world.pods("claims", 1, &json!({}), "1", "1Gi", &claims);
+    world.pods("plain", 1, &json!({}), "1900m", "1Gi", &json!({}));
+    world.daemon("500m", &claims);
+    let plan = world.plan();
+    assert_eq!(plan.unschedulable.iter().map(|left| left.pod).collect::<Vec<_>>(), [0]);
+    assert!(reason(&plan).starts_with("its resourceClaims"), "{}", reason(&plan));
+    assert_eq!(types(&plan), ["a1.x2"], "the daemon takes no CPU");
+}

@@ -111,6 +111,38 @@ fn b19_the_limit_of_an_existing_node_counts_each_attached_volume_once() {
 }
 
 #[test]
+fn a_claim_of_several_pods_counts_once_on_each_node() {
+    let small = json!({"requirements": [{"key": "karpenter.k8s.aws/instance-cpu", "operator": "In", "values": ["2"]}]});
+    let mut world = World::with_pools(&[("small", small)]);
+    waiting_class(&mut world);
+    bound(&mut world, "shared", &in_zone("z-a"));
+    // Six volumes are the limit of the type: the shared one, and five others.
+    for pod in 0..15 {
+        let own = format!("data-{pod}");
+        unbound(&mut world, &own);
+        let names: &[&str] = if pod < 5 { &["shared", &own] } else { &["shared"] };
+        world.pods(&format!("p{pod}"), 1, &json!({}), "100m", "64Mi", &claims(names));
+    }
+    let plan = world.plan();
+    assert_eq!((plan.new_nodes.len(), plan.unschedulable.len()), (1, 0));
+    // A node that has it attached has room for one more.
+    let mut world = World::default();
+    waiting_class(&mut world);
+    bound(&mut world, "shared", &in_zone("z-a"));
+    for (name, running) in [("with", claims(&["shared"])), ("without", json!({}))] {
+        world.node(name, "z-a", 8, &[(&json!({}), &running)]);
+        volumes(&mut world).limits.insert(name.into(), BTreeMap::from([(Arc::from(EBS), 4)]));
+    }
+    for pod in 0..6 {
+        let own = format!("data-{pod}");
+        unbound(&mut world, &own);
+        world.pods(&format!("p{pod}"), 1, &json!({}), "100m", "64Mi", &claims(&["shared", &own]));
+    }
+    let plan = world.plan();
+    assert_eq!((plan.placements.len(), plan.unschedulable.len()), (2, 0), "{:?}", plan.unschedulable);
+}
+
+#[test]
 fn b20_a_bound_volume_restricts_the_pod_to_its_zone() {
     let mut world = World::new();
     bound(&mut world, "data", &in_zone("z-c"));

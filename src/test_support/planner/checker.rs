@@ -159,7 +159,7 @@ pub(crate) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
     between_pods(problem, &places)
 }
 
-/// A claim names types, zones and capacity types: every offered combination of them must be among the choices.
+/// A claim names types, zones and capacity types: every offered combination of them within its maximum price must be among the choices.
 fn named(pool: &Pool, node: &PlannedNode) -> Result<(), String> {
     let accepts = |offering: &Offering, r: &Requirement| {
         let set = ValueSet::parse(&r.key, &r.operator, &r.values).unwrap();
@@ -169,9 +169,15 @@ fn named(pool: &Pool, node: &PlannedNode) -> Result<(), String> {
         (&*choice.instance_type.name, &choice.zone, choice.capacity_type)
             == (name, &offering.zone, offering.capacity_type)
     };
+    if let Some(choice) = node.choices.iter().find(|choice| node.max_price.is_some_and(|most| choice.price > most)) {
+        return Err(format!("{} costs {} micro-USD", choice.instance_type.name, choice.price.0));
+    }
     let types: BTreeMap<_, _> = node.choices.iter().map(|c| (&c.instance_type.name, &c.instance_type)).collect();
     for (name, found) in types {
         for offering in found.offerings.iter().filter(|offering| offering.available && offering.left.is_none()) {
+            if node.max_price.is_some_and(|most| offering.price > most) {
+                continue;
+            }
             let asked = pool.requirements.iter().chain(&node.requirements).all(|r| accepts(offering, r));
             let zone = node.choices.iter().any(|choice| choice.zone == offering.zone);
             let capacity_type = node.choices.iter().any(|choice| choice.capacity_type == offering.capacity_type);
@@ -310,7 +316,10 @@ fn between_pods(problem: &Problem, places: &[Place<'_>]) -> Result<(), String> {
                 for other in places {
                     let counted = !spread.honor_affinity || pod.class.accepts_node(&other.labels, &other.name);
                     let tolerated = !spread.honor_taints || pod.class.untolerated(other.taints).is_none();
-                    let Some(domain) = domain(other, &spread.key).filter(|_| counted && tolerated) else {
+                    // kube-scheduler skips nodes that lack the key of any hard constraint of the pod.
+                    let mut keys = pod.class.spread.iter().filter(|s| s.hard).map(|s| &s.key);
+                    let labeled = keys.all(|key| domain(other, key).is_some());
+                    let Some(domain) = domain(other, &spread.key).filter(|_| counted && tolerated && labeled) else {
                         continue;
                     };
                     let matching = all(other)

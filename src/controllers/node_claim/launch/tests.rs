@@ -85,6 +85,25 @@ fn c10_a_claim_without_capacity_type_admits_all() {
 }
 
 #[test]
+fn a_claim_admits_no_offering_above_its_maximum_price() {
+    let mut m5 = InstanceType::clone(&found(&["1"]));
+    let one = m5.offerings[0].clone();
+    let at = |price| Offering { price: MicroUsd(price), zone: price.to_string().into(), ..one.clone() };
+    m5.offerings = [40_000, 48_000, 48_001].map(at).into();
+    let catalog = Catalog { region: "r".into(), instance_types: vec![Arc::new(m5)] };
+    let admitted = |annotations: serde_json::Value| {
+        let claim =
+            objects::claim("c", &json!({"metadata": {"annotations": annotations}, "spec": {"requirements": []}}));
+        acceptable(&claim, &catalog).into_iter().map(|offering| offering.zone).collect::<Vec<_>>()
+    };
+    assert_eq!(admitted(json!({(labels::MAX_PRICE): "0.048000"})), ["40000", "48000"]);
+    assert_eq!(admitted(json!({(labels::MAX_PRICE): "0.01"})).len(), 0);
+    for unreadable in [json!({}), json!({(labels::MAX_PRICE): "cheap"}), json!({(labels::MAX_PRICE): "NaN"})] {
+        assert_eq!(admitted(unreadable).len(), 3);
+    }
+}
+
+#[test]
 fn c28_efa_is_promised_only_if_the_instance_was_launched_with_it() {
     let mut found = InstanceType::clone(&found(&[]));
     for room in [&mut found.capacity, &mut found.allocatable] {

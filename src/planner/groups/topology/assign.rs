@@ -1,401 +1,383 @@
-//! Assigns groups to topology domains greedily, most constrained groups first, one pod at a time to the domain of least cost.
+//! Assigns groups to topology domains, most constrained groups first, one pod at a time to the place of least cost. A place is a tuple of
+//! domains, one for each key that the group's rules refer to, so no key is decided before another.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
 
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::existing::ExistingNode;
-use crate::planner::groups::group::{Group, usable};
+use crate::planner::groups::group::Group;
 use crate::planner::groups::selectors::Selectors;
 use crate::planner::groups::topology::counts::Topology;
-use crate::planner::groups::topology::domains::{Assignment, with};
-use crate::planner::groups::topology::rules::{Counter, Rules, SpreadRule};
+use crate::planner::groups::topology::divide::{Company, mix};
+use crate::planner::groups::topology::domains::Assignment;
+use crate::planner::groups::topology::followers::{FollowerIndex, Followers};
+use crate::planner::groups::topology::places::{Divided, Places};
+use crate::planner::groups::topology::rules::{Counter, Rules};
+
+/// Passes over all groups that place refused pods again and withdraw pods whose rules no longer hold.
+const MAX_REPAIRS: usize = 6;
+/// Further passes, which only withdraw pods.
+const MAX_WITHDRAWALS: usize = 24;
+/// Orders of the groups that are tried while pods are refused.
+const MAX_ORDERS: usize = 40;
+/// Pods times places up to which further orders are tried, over all of them.
+const MAX_ORDER_WORK: usize = 400_000;
 
 impl Topology {
-    /// Assigns every group to domains of the keys that its rules refer to.
+    /// Assigns every group to domains of the keys that its rules refer to. `nodes` are the existing nodes with capacity, `running` the host
+    /// counters above zero on some node.
     pub fn assign(
         &mut self,
         column_sets: &mut ColumnSets<'_>,
         selectors: &mut Selectors<'_>,
         groups: &[Group],
-        nodes: &[ExistingNode<'_>],
+        (nodes, running): (&[ExistingNode<'_>], &BTreeSet<u32>),
     ) -> Vec<Assignment> {
         let mut done: Vec<Assignment> = Vec::new();
-        let mut waiting: Vec<Waiting> = Vec::new();
-        for (index, group) in groups.iter().enumerate() {
+        let waiting = self.divisible(column_sets, selectors, groups, nodes, &mut done);
+        let mut company = Company::of_running(running);
+        let divided = self.divide_all(groups, &mut company, waiting);
+        let divided = self.repair(groups, &mut company, divided);
+        let divided = self.reorder(groups, &mut company, divided);
+        for one in divided {
+            for (place, count) in one.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+                done.push(Assignment { group: one.group, pins: one.pins(place), count: *count, refused: None });
+            }
+            if one.left > 0 {
+                done.push(Assignment { group: one.group, pins: Vec::new(), count: one.left, refused: one.refused });
+            }
+            let group = one.group;
+            self.settled.extend(one.keys.into_iter().map(|(key, rules)| (group, key, rules)));
+        }
+        done
+    }
+
+    /// The groups that rules concern. The assignments of all other groups are final.
+    fn divisible(
+        &mut self,
+        column_sets: &mut ColumnSets<'_>,
+        selectors: &mut Selectors<'_>,
+        groups: &[Group],
+        nodes: &[ExistingNode<'_>],
+        done: &mut Vec<Assignment>,
+    ) -> Vec<Divided> {
+        let mut of_group: Vec<Vec<(usize, Rules)>> = Vec::with_capacity(groups.len());
+        for group in groups {
+            let all = (0..self.keys.len()).map(|key| (key, self.rules(column_sets, selectors, group, key)));
+            of_group.push(all.collect());
+        }
+        self.count_by_constraint(column_sets, groups, &mut of_group);
+        let mut keys_of: Vec<BTreeSet<usize>> = of_group
+            .iter()
+            .map(|all| all.iter().filter(|(_, rules)| rules.concern(&self.counters)).map(|(key, _)| *key).collect())
+            .collect();
+        share_keys(groups, &mut keys_of);
+        let mut places: HashMap<Vec<usize>, Rc<Places>> = HashMap::new();
+        let mut out = Vec::new();
+        for (index, (group, all)) in groups.iter().zip(of_group).enumerate() {
             if group.class.affinity.iter().any(|term| term.selector.is_none()) {
                 let refused =
                     "its required pod affinity has a term without a labelSelector, which selects no pod".to_owned();
                 done.push(Assignment { refused: Some(refused), ..Assignment::whole(index, group) });
                 continue;
             }
-            let mut concerned: Vec<(usize, Rules)> = Vec::new();
-            for key in 0..self.keys.len() {
-                let rules = self.rules(column_sets, selectors, (index, group), key);
-                if rules.concern(&self.counters) {
-                    concerned.push((key, rules));
-                }
-            }
-            if concerned.is_empty() {
-                done.push(Assignment { group: index, pins: Vec::new(), count: group.pods.len(), refused: None });
+            if group.class.claims_devices {
+                let refused = "its resourceClaims (dynamic resource allocation) are not supported".to_owned();
+                done.push(Assignment { refused: Some(refused), ..Assignment::whole(index, group) });
                 continue;
             }
-            let possible = concerned
-                .iter()
-                .map(|(key, _)| self.possible(column_sets, group, &Assignment::whole(index, group), *key, nodes))
-                .collect::<Vec<_>>();
-            waiting.push(Waiting { group: index, concerned, possible });
+            if keys_of[index].is_empty() {
+                done.push(Assignment::whole(index, group));
+                continue;
+            }
+            let keys: Vec<usize> = keys_of[index].iter().copied().collect();
+            let places = Rc::clone(
+                places
+                    .entry(keys.clone())
+                    .or_insert_with(|| Rc::new(self.places(column_sets.columns.len(), &keys, nodes))),
+            );
+            let possible = self.possible(column_sets, (index, group), &keys, &places, nodes);
+            out.push(Divided {
+                group: index,
+                keys: all.into_iter().filter(|(key, _)| keys_of[index].contains(key)).collect(),
+                counts: vec![0; possible.len()],
+                places,
+                possible,
+                wants: group.host.wants.first().copied(),
+                left: group.pods.len(),
+                refused: None,
+            });
         }
-        waiting.sort_by_key(|w| {
-            let affinity = w.concerned.iter().any(|(_, r)| r.affinity.iter().any(|(_, _, hard)| *hard));
-            let foreign = w.concerned.iter().any(|(_, r)| r.spread.iter().any(|s| s.hard && s.own == 0));
-            let room: usize = w.possible.iter().map(|p| p.iter().filter(|d| d.open()).count()).sum();
-            (affinity, foreign, room, std::cmp::Reverse(groups[w.group].pods.len()), w.group)
+        out.sort_by_key(|one| {
+            let affinity = one.wants.is_some() || one.has_affinity();
+            let foreign = one.keys.iter().any(|(_, r)| r.spread.iter().any(|s| s.hard && s.own == 0));
+            let room = (0..one.keys.len())
+                .map(|at| one.open().map(|place| one.domain(place, at)).collect::<BTreeSet<usize>>().len())
+                .sum::<usize>();
+            (affinity, foreign, room, std::cmp::Reverse(groups[one.group].pods.len()), one.group)
         });
-        loop {
+        out
+    }
+
+    /// Places every group once, after the groups that its required affinity selects.
+    fn divide_all(&mut self, groups: &[Group], company: &mut Company, mut waiting: Vec<Divided>) -> Vec<Divided> {
+        let index = FollowerIndex::new(self, groups, &waiting);
+        let mut done: Vec<Divided> = Vec::new();
+        while !waiting.is_empty() {
             let mut rest = Vec::new();
             let mut progress = false;
-            for w in waiting {
-                if w.concerned.iter().all(|(_, rules)| self.affinity_ready(rules)) {
-                    self.place(column_sets, groups, nodes, &w, &[], &mut done);
-                    self.settle(w);
+            for mut one in waiting {
+                if self.affinity_ready(&one, company) {
+                    let followers = index.of(groups, &one);
+                    self.place(groups, company, &mut one, &followers);
+                    done.push(one);
                     progress = true;
                 } else {
-                    rest.push(w);
+                    rest.push(one);
                 }
             }
             waiting = rest;
-            if waiting.is_empty() {
-                break;
-            }
-            if progress {
+            if progress || waiting.is_empty() {
                 continue;
             }
             // No group can follow another one: the first group that its own affinity terms select starts a domain for its followers.
-            let start = waiting.iter().position(|w| w.concerned.iter().all(|(_, rules)| self.may_start(rules)));
-            let Some(at) = start else {
-                for w in waiting {
-                    let refused = "its required pod affinity selects no pod that runs or is planned".to_owned();
-                    done.push(Assignment { refused: Some(refused), ..Assignment::whole(w.group, &groups[w.group]) });
+            let Some(at) = waiting.iter().position(|one| self.may_start(one, company)) else {
+                for mut one in waiting {
+                    one.refused = Some("its required pod affinity selects no pod that runs or is planned".to_owned());
+                    done.push(one);
                 }
                 break;
             };
-            let w = waiting.remove(at);
-            let followers: Vec<&Waiting> = waiting.iter().filter(|other| shares_affinity(&w, other)).collect();
-            let mut parts = Vec::new();
-            self.place(column_sets, groups, nodes, &w, &followers, &mut parts);
-            done.append(&mut parts);
-            self.settle(w);
+            let mut one = waiting.remove(at);
+            let followers = index.of(groups, &one);
+            self.place(groups, company, &mut one, &followers);
+            done.push(one);
         }
         done
     }
 
-    fn settle(&mut self, waiting: Waiting) {
-        let group = waiting.group;
-        self.settled.extend(waiting.concerned.into_iter().map(|(key, rules)| (group, key, rules)));
+    /// Withdraws pods whose rules do not hold after all groups were placed, and places refused pods again: later groups may raise the least
+    /// count of a spread, or be what an affinity selects.
+    fn repair(&mut self, groups: &[Group], company: &mut Company, mut divided: Vec<Divided>) -> Vec<Divided> {
+        let followers = Followers::default();
+        for pass in 0..MAX_REPAIRS + MAX_WITHDRAWALS {
+            let mut changed = false;
+            for one in &mut divided {
+                let withdrawn = self.withdraw(groups, company, one);
+                let left = one.left;
+                if left > 0 && pass < MAX_REPAIRS && (self.affinity_ready(one, company) || self.may_start(one, company))
+                {
+                    self.place(groups, company, one, &followers);
+                }
+                changed |= withdrawn > 0 || one.left < left;
+            }
+            if !changed {
+                break;
+            }
+        }
+        for one in divided.iter_mut().filter(|one| one.left > 0) {
+            self.explain(one, company);
+        }
+        divided
     }
 
-    fn affinity_ready(&self, rules: &Rules) -> bool {
-        rules
-            .affinity
-            .iter()
-            .filter(|(_, _, hard)| *hard)
-            .all(|(c, _, _)| self.counters.get(*c).is_some_and(Counter::anywhere))
+    /// Divides the groups in other orders while rules refuse pods: refused groups come first, those that were refused most often before all
+    /// others; then random orders with random places. The order with the fewest refused pods is kept, where pods of higher priority count first.
+    fn reorder(&mut self, groups: &[Group], company: &mut Company, mut divided: Vec<Divided>) -> Vec<Divided> {
+        let work: usize = divided.iter().map(|one| groups[one.group].pods.len() * one.possible.len()).sum();
+        let mut best = Division::of(groups, &divided);
+        if best.is_complete() {
+            return divided;
+        }
+        let mut refusals: HashMap<usize, usize> = HashMap::new();
+        let mut tried: BTreeSet<Vec<usize>> = BTreeSet::new();
+        tried.insert(divided.iter().map(|one| one.group).collect());
+        let mut is_best = true;
+        for attempt in 0..MAX_ORDERS.min(MAX_ORDER_WORK / work.max(1)) {
+            for one in divided.iter().filter(|one| one.refused.is_some()) {
+                *refusals.entry(one.group).or_default() += 1;
+            }
+            divided.sort_by_key(|one| (std::cmp::Reverse(refusals.get(&one.group).copied().unwrap_or(0)), one.group));
+            if self.scatter.is_some() || !tried.insert(divided.iter().map(|one| one.group).collect()) {
+                // Pods refuse each other: any order, and any of the allowed places.
+                let seed = attempt as u64;
+                divided.sort_by_key(|one| mix(seed, one.group as u64));
+                self.scatter = Some(seed);
+            }
+            self.clear(groups, company, &mut divided);
+            divided = self.divide_all(groups, company, divided);
+            divided = self.repair(groups, company, divided);
+            let found = Division::of(groups, &divided);
+            is_best = found.refused < best.refused;
+            if is_best {
+                best = found;
+            }
+            if best.is_complete() {
+                break;
+            }
+        }
+        self.scatter = None;
+        if !is_best {
+            self.clear(groups, company, &mut divided);
+            for one in &mut divided {
+                let (counts, refused) = best.by_group.remove(&one.group).unwrap_or_default();
+                self.restore(groups, company, one, &counts);
+                one.refused = refused;
+            }
+            for one in &mut divided {
+                self.update_eligible(one, company);
+            }
+        }
+        divided.sort_by_key(|one| best.order.get(&one.group).copied());
+        divided
     }
 
-    fn may_start(&self, rules: &Rules) -> bool {
-        rules
-            .affinity
-            .iter()
-            .filter(|(_, _, hard)| *hard)
-            .all(|(c, own, _)| self.counters.get(*c).is_some_and(|counter| *own || counter.anywhere()))
+    /// Removes all pods from their places.
+    fn clear(&mut self, groups: &[Group], company: &mut Company, divided: &mut [Divided]) {
+        for one in divided {
+            let none = vec![0; one.counts.len()];
+            self.restore(groups, company, one, &none);
+            one.refused = None;
+        }
     }
 
-    /// Feasibility and price of each domain of a key for a part of a group.
-    fn possible(
-        &self,
-        column_sets: &mut ColumnSets<'_>,
-        group: &Group,
-        part: &Assignment,
-        key: usize,
-        nodes: &[ExistingNode<'_>],
-    ) -> Vec<Possible> {
-        let key_columns: Vec<Bits> = self.keys[key].columns.clone();
-        let reserved = column_sets.has_counted.then(|| reservable(column_sets, group));
-        key_columns
-            .into_iter()
-            .enumerate()
-            .map(|(domain, mut columns)| {
-                for (pin_key, pin) in &part.pins {
-                    columns.and(&self.keys[*pin_key].columns[*pin]);
-                }
-                let mut new = false;
-                let mut price = 0;
-                let mut level = group.levels.len();
-                if self.room_in(part.group, &part.pins, key, domain) == 0 {
-                    return Possible { new, exists: false, level, price };
-                }
-                for (at, bits) in group.levels.iter().enumerate() {
-                    let mut both = bits.clone();
-                    both.and(&columns);
-                    if !both.is_empty() {
-                        let id = column_sets.column_set(both);
-                        if column_sets.any_fits(id, &group.need) {
-                            (new, level, price) = (true, at, coarse(column_sets.price_of(id, &group.need)));
-                            break;
-                        }
-                    }
-                }
-                if let Some(reserved) = reserved.as_ref().filter(|_| !new) {
-                    columns.and(reserved);
-                    let id = column_sets.column_set(columns);
-                    if column_sets.any_fits(id, &group.need) {
-                        (new, price) = (true, coarse(column_sets.price_of(id, &group.need)));
-                    }
-                }
-                let exists = nodes.iter().any(|node| {
-                    node.holds(&group.need)
-                        && self.in_domain(node, key, domain)
-                        && part.pins.iter().all(|(k, d)| self.in_domain(node, *k, *d))
-                        && node.state.admits(&group.class)
-                });
-                if exists && group.levels.len() == 1 {
-                    // Without preferences an existing node ranks like a new node.
-                    level = 0;
-                }
-                Possible { new, exists, level, price }
-            })
-            .collect()
+    fn affinity_ready(&self, one: &Divided, company: &Company) -> bool {
+        let anywhere = |counter: &usize| self.counters.get(*counter).is_some_and(Counter::anywhere);
+        one.wants.is_none_or(|(counter, _)| company.anywhere(counter))
+            && one.keys.iter().all(|(_, r)| r.affinity.iter().filter(|(_, _, hard)| *hard).all(|(c, _, _)| anywhere(c)))
     }
 
-    fn place(
+    fn may_start(&self, one: &Divided, company: &Company) -> bool {
+        let anywhere = |counter: &usize| self.counters.get(*counter).is_some_and(Counter::anywhere);
+        let may = |(c, own, hard): &(usize, bool, bool)| !hard || (*own && *c < self.counters.len()) || anywhere(c);
+        one.wants.is_none_or(|(counter, own)| own || company.anywhere(counter))
+            && one.keys.iter().all(|(_, rules)| rules.affinity.iter().all(may))
+    }
+
+    /// Makes each spread constraint that some nodes do not count for use a counter of its own, which only groups that may run on counted
+    /// nodes raise.
+    fn count_by_constraint(
         &mut self,
         column_sets: &mut ColumnSets<'_>,
         groups: &[Group],
-        nodes: &[ExistingNode<'_>],
-        waiting: &Waiting,
-        followers: &[&Waiting],
-        done: &mut Vec<Assignment>,
+        of_group: &mut [Vec<(usize, Rules)>],
     ) {
-        let group = &groups[waiting.group];
-        let mut parts = vec![Assignment::whole(waiting.group, group)];
-        for (at, (key, rules)) in waiting.concerned.iter().enumerate() {
-            let mut divided = Vec::new();
-            for part in parts {
-                if part.refused.is_some() {
-                    divided.push(part);
-                    continue;
-                }
-                let possible = if at == 0 {
-                    waiting.possible[0].clone()
-                } else {
-                    self.possible(column_sets, group, &part, *key, nodes)
-                };
-                self.divide(group, &part, *key, rules, &possible, followers, &mut divided);
-            }
-            parts = divided;
-        }
-        done.append(&mut parts);
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn divide(
-        &mut self,
-        group: &Group,
-        part: &Assignment,
-        key: usize,
-        rules: &Rules,
-        possible: &[Possible],
-        followers: &[&Waiting],
-        out: &mut Vec<Assignment>,
-    ) {
-        let weight = group.need[0].saturating_add(group.need[1] >> 22).max(1);
-        let mut counts = vec![0_usize; possible.len()];
-        let mut placed = 0;
-        while placed < part.count {
-            let best = (0..possible.len())
-                .filter(|d| {
-                    possible[*d].open()
-                        && self.room_in(part.group, &part.pins, key, *d) > 0
-                        && self.allowed(key, rules, *d)
-                })
-                .min_by_key(|d| {
-                    // Pods with required affinity prefer a domain with room for all of them.
-                    let together = rules.affinity.iter().any(|(_, _, hard)| *hard);
-                    let left_over = (part.count - placed).saturating_sub(self.room_in(part.group, &part.pins, key, *d));
-                    (if together { left_over } else { 0 }, self.cost_of(key, rules, *d, &possible[*d], followers))
-                });
-            let Some(domain) = best else { break };
-            counts[domain] += 1;
-            placed += 1;
-            self.load[key][domain] = self.load[key][domain].saturating_add(weight);
-            if !self.room.is_empty()
-                && let Some(room) = self.room.get_mut(&(part.group, with(&part.pins, key, domain)))
-            {
-                *room -= 1;
-            }
-            // Nodes without the label are in no domain: no pods are counted there.
-            if self.keys[key].absent != Some(domain) {
-                for counter in &rules.raises {
-                    self.counters[*counter].planned[domain] += 1;
-                }
-                for (counter, _, hard) in &rules.anti {
-                    self.counters[*counter].refusers[domain] += i64::from(*hard);
+        // By counter: the counted columns and nodes, and the counter that counts only there.
+        let mut partial: HashMap<usize, Vec<(Bits, Vec<bool>, usize)>> = HashMap::new();
+        for all in of_group.iter_mut() {
+            for (_, rules) in all.iter_mut() {
+                for spread in &mut rules.spread {
+                    let base = spread.counter;
+                    if let Some(nodes) = spread.counted_nodes.take() {
+                        let known = partial.entry(base).or_default();
+                        let found = known.iter().find(|(columns, n, _)| *columns == spread.counted && *n == nodes);
+                        spread.counter = if let Some((_, _, id)) = found {
+                            *id
+                        } else {
+                            let id = self.split_counter(base, &spread.base);
+                            known.push((spread.counted.clone(), nodes, id));
+                            id
+                        };
+                    }
+                    let counter = &mut self.counters[spread.counter];
+                    counter.hard |= spread.hard;
+                    counter.spread |= spread.hard;
                 }
             }
         }
-        for (domain, count) in counts.into_iter().enumerate().filter(|(_, count)| *count > 0) {
-            let mut pins = part.pins.clone();
-            pins.push((key, domain));
-            out.push(Assignment { group: part.group, pins, count, refused: None });
+        if partial.is_empty() {
+            return;
         }
-        if placed < part.count && !rules.must_hold(&self.counters) {
-            // Preferences never leave a pod unplaced.
-            out.push(Assignment { count: part.count - placed, ..part.clone() });
-        } else if placed < part.count {
-            let refused = Some(self.refusal(key, rules, possible));
-            out.push(Assignment { count: part.count - placed, refused, ..part.clone() });
-        }
-    }
-
-    fn allowed(&self, key: usize, rules: &Rules, domain: usize) -> bool {
-        if self.keys[key].absent == Some(domain) {
-            return !rules.spread.iter().any(|s| s.hard) && !rules.affinity.iter().any(|(_, _, hard)| *hard);
-        }
-        let spread = rules.spread.iter().filter(|s| s.hard).all(|s| self.skew_after(s, domain) <= s.max_skew);
-        let anti = rules.anti.iter().all(|(c, _, hard)| !hard || self.counters[*c].total(domain) == 0);
-        let refused = rules.raises.iter().any(|c| self.counters[*c].refusers[domain] > 0);
-        let affinity = rules.affinity.iter().all(|(c, own, hard)| {
-            let Some(counter) = self.counters.get(*c) else {
-                return !hard;
-            };
-            !hard || counter.total(domain) > 0 || (*own && !counter.anywhere())
-        });
-        spread && anti && !refused && affinity
-    }
-
-    fn skew_after(&self, rule: &SpreadRule, domain: usize) -> i64 {
-        let planned = &self.counters[rule.counter].planned;
-        let count = |d: usize| rule.base[d] + planned[d];
-        let eligible = rule.eligible.iter().enumerate().filter(|(_, e)| **e);
-        let domains = eligible.clone().count();
-        let least = if domains < rule.min_domains { 0 } else { eligible.map(|(d, _)| count(d)).min().unwrap_or(0) };
-        count(domain) + rule.own - least
-    }
-
-    /// Lexicographic cost of an allowed domain: level counts of hard spread, then preferences in the reverse of the order in which Karpenter
-    /// relaxes them (soft spread, node affinity, anti-affinity, affinity: Karpenter core reference 3.6), then existing nodes, price and load.
-    fn cost_of(
-        &self,
-        key: usize,
-        rules: &Rules,
-        domain: usize,
-        possible: &Possible,
-        followers: &[&Waiting],
-    ) -> [i64; 12] {
-        let wide = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        let blocked = followers
-            .iter()
-            .filter(|w| w.concerned.iter().zip(&w.possible).any(|((k, _), p)| *k == key && !p[domain].open()))
-            .count();
-        let (mut level, mut soft, mut skewed) = (0, 0, 0);
-        for s in &rules.spread {
-            let count = s.base[domain] + self.counters[s.counter].planned[domain];
-            if s.hard {
-                // A pod that its own spread selector does not select leaves the counts unchanged: any domain within maxSkew is equal.
-                level += if s.own > 0 { count } else { 0 };
-            } else {
-                soft += count;
-                let nowhere = self.keys[key].absent == Some(domain);
-                skewed += i64::from(nowhere || self.skew_after(s, domain) > s.max_skew);
+        for (group, all) in groups.iter().zip(of_group) {
+            let mut admitting: Option<Vec<bool>> = None;
+            for (_, rules) in all {
+                let mut more = Vec::new();
+                for (columns, nodes, id) in rules.raises.iter().filter_map(|c| partial.get(c)).flatten() {
+                    let admitting = admitting.get_or_insert_with(|| {
+                        column_sets.problem.nodes.iter().map(|n| n.schedulable && n.admits(&group.class)).collect()
+                    });
+                    let overlap = !group.domains.intersection(columns).is_empty();
+                    if overlap || nodes.iter().zip(admitting.iter()).any(|(counted, admits)| *counted && *admits) {
+                        more.push(*id);
+                    }
+                }
+                rules.raises.extend(more);
             }
         }
-        let others =
-            rules.raises.iter().map(|c| &self.counters[*c]).filter(|c| c.spread).map(|c| c.spread_total(domain)).sum();
-        let avoided: i64 =
-            rules.anti.iter().filter(|(_, _, hard)| !hard).map(|(c, _, _)| self.counters[*c].total(domain)).sum();
-        let missed = rules.affinity.iter().filter(|(c, _, hard)| !hard && self.counters[*c].total(domain) == 0).count();
-        [
-            wide(blocked),
-            level,
-            others,
-            skewed,
-            wide(possible.level),
-            avoided,
-            wide(missed),
-            soft,
-            i64::from(!possible.exists),
-            possible.price,
-            self.load[key][domain],
-            wide(domain),
-        ]
-    }
-
-    fn refusal(&self, key: usize, rules: &Rules, possible: &[Possible]) -> String {
-        let key = &self.keys[key];
-        let open: Vec<usize> = (0..possible.len()).filter(|d| possible[*d].open() && key.absent != Some(*d)).collect();
-        let names =
-            |domains: &[usize]| domains.iter().map(|d| key.values[*d].as_ref()).collect::<Vec<&str>>().join(", ");
-        if open.is_empty() {
-            return format!("no {} it may use holds it", key.name);
-        }
-        let refused = |d: &usize| rules.raises.iter().any(|c| self.counters[*c].refusers[*d] > 0);
-        if open.iter().all(|d| refused(d) || rules.anti.iter().any(|(c, _, h)| *h && self.counters[*c].total(*d) > 0)) {
-            return format!("pod anti-affinity on {} leaves no domain: {} all taken", key.name, names(&open));
-        }
-        if let Some(s) =
-            rules.spread.iter().find(|s| s.hard && open.iter().all(|d| self.skew_after(s, *d) > s.max_skew))
-        {
-            return format!(
-                "topology spread on {} (maxSkew {}) allows no more pods in {}, and no node can be had in the other domains",
-                key.name,
-                s.max_skew,
-                names(&open)
-            );
-        }
-        format!("pod affinity and spread on {} agree on no domain of {}", key.name, names(&open))
     }
 }
 
-/// A group without an assignment yet.
-struct Waiting {
-    group: usize,
-    concerned: Vec<(usize, Rules)>,
-    possible: Vec<Vec<Possible>>,
+/// A division of all groups.
+struct Division {
+    /// Pods without a place that a required rule concerns, by priority, highest first.
+    refused: BTreeMap<std::cmp::Reverse<i32>, usize>,
+    /// Pods by place, and why others were refused.
+    by_group: HashMap<usize, (Vec<usize>, Option<String>)>,
+    /// Position of each group.
+    order: HashMap<usize, usize>,
 }
 
-/// Feasibility of a domain for a pod.
-#[derive(Clone, Debug)]
-struct Possible {
-    new: bool,
-    exists: bool,
-    /// First preference level with a column there.
-    level: usize,
-    /// Estimated price of a pod there.
-    price: i64,
-}
+impl Division {
+    fn is_complete(&self) -> bool {
+        self.refused.values().all(|pods| *pods == 0)
+    }
 
-impl Possible {
-    fn open(&self) -> bool {
-        self.new || self.exists
+    fn of(groups: &[Group], divided: &[Divided]) -> Self {
+        let mut refused: BTreeMap<std::cmp::Reverse<i32>, usize> = BTreeMap::new();
+        for one in divided {
+            let pods = if one.refused.is_some() { one.left } else { 0 };
+            *refused.entry(std::cmp::Reverse(groups[one.group].class.priority)).or_default() += pods;
+        }
+        Self {
+            refused,
+            by_group: divided.iter().map(|one| (one.group, (one.counts.clone(), one.refused.clone()))).collect(),
+            order: divided.iter().enumerate().map(|(at, one)| (one.group, at)).collect(),
+        }
     }
 }
 
-fn shares_affinity(a: &Waiting, b: &Waiting) -> bool {
-    let terms = |w: &Waiting| -> Vec<usize> {
-        w.concerned.iter().flat_map(|(_, r)| r.affinity.iter().filter(|(_, _, h)| *h).map(|(c, _, _)| *c)).collect()
-    };
-    let mine = terms(a);
-    terms(b).iter().any(|c| mine.contains(c))
-}
-
-/// Columns of counted reservations that a group may use.
-fn reservable(column_sets: &mut ColumnSets<'_>, group: &Group) -> Bits {
-    let mut bits = usable(column_sets, group);
-    bits.and(&column_sets.where_column(|column| column_sets.columns[column].left.is_some_and(|left| left > 0)));
-    bits
-}
-
-/// A price rounded down by at most about three percent, so that small price differences do not concentrate all pods in one zone.
-fn coarse(price: i64) -> i64 {
-    let shift = 58_u32.saturating_sub(price.leading_zeros());
-    (price >> shift) << shift
+/// Gives all groups that required host affinity connects the same keys: they share nodes, and so the domains of every key.
+fn share_keys(groups: &[Group], keys_of: &mut [BTreeSet<usize>]) {
+    if groups.iter().all(|group| group.host.wants.is_empty()) {
+        return;
+    }
+    let wanted: BTreeSet<u32> =
+        groups.iter().flat_map(|group| &group.host.wants).map(|(counter, _)| *counter).collect();
+    let mut linked: HashMap<u32, Vec<usize>> = HashMap::new();
+    for (index, group) in groups.iter().enumerate() {
+        let counters = group.host.wants.iter().map(|(counter, _)| counter).chain(&group.host.raises);
+        for counter in counters.filter(|counter| wanted.contains(counter)) {
+            linked.entry(*counter).or_default().push(index);
+        }
+    }
+    let mut seen = vec![false; groups.len()];
+    let mut open_counters: BTreeSet<u32> = wanted;
+    for start in 0..groups.len() {
+        if seen[start] {
+            continue;
+        }
+        let (mut members, mut at) = (vec![start], 0);
+        seen[start] = true;
+        while at < members.len() {
+            let host = &groups[members[at]].host;
+            for counter in host.wants.iter().map(|(counter, _)| counter).chain(&host.raises) {
+                if open_counters.remove(counter) {
+                    for other in &linked[counter] {
+                        if !std::mem::replace(&mut seen[*other], true) {
+                            members.push(*other);
+                        }
+                    }
+                }
+            }
+            at += 1;
+        }
+        if members.len() > 1 {
+            let all: BTreeSet<usize> = members.iter().flat_map(|member| keys_of[*member].iter().copied()).collect();
+            for member in members {
+                keys_of[member].clone_from(&all);
+            }
+        }
+    }
 }

@@ -11,7 +11,7 @@ use crate::planner::groups::existing::ExistingNode;
 use crate::planner::groups::group::Group;
 use crate::planner::groups::host_rules::add_spread;
 use crate::planner::groups::selectors::Selectors;
-use crate::planner::groups::topology::domains::{Domains, Key, Room, with};
+use crate::planner::groups::topology::domains::{Domains, Key, Room};
 use crate::planner::groups::topology::rules::{Counter, Rule, Rules, SpreadRule, rules_of};
 use crate::planner::input::node::NodeState;
 use crate::planner::input::settings::PreferencePolicy;
@@ -29,6 +29,17 @@ pub(crate) struct Topology {
     /// Domains that get a node from other pods, though no pod of some group that counts them fits there.
     pub occupied_domains: Domains,
     pub room: Room,
+    /// Seed of random places; `None` for the places of least cost.
+    pub scatter: Option<u64>,
+}
+
+/// What a spread constraint counts on one key.
+struct SpreadDomains {
+    base: Vec<i64>,
+    occupied: Vec<bool>,
+    counted: Bits,
+    /// Whether it counts each node; `None` where it counts all nodes and columns.
+    nodes: Option<Vec<bool>>,
 }
 
 impl Topology {
@@ -99,6 +110,7 @@ impl Topology {
             settled: Vec::new(),
             occupied_domains,
             room,
+            scatter: None,
         };
         if topology.keys.is_empty() {
             return topology;
@@ -106,15 +118,15 @@ impl Topology {
         for group in groups {
             for (key, rule) in rules_of(&group.class, respect) {
                 let key = topology.key(key);
-                let (selector, hard, spread) = match rule {
-                    Rule::Spread(s) => (add_spread(selectors, &group.class, s), s.hard, s.hard),
-                    Rule::Affinity(_, true) => (selectors.add_required(&group.class.affinity), true, false),
-                    Rule::Anti(t, hard) | Rule::Affinity(t, hard) => (selectors.add_term(t), hard, false),
+                let (selector, hard) = match rule {
+                    // Whether a hard spread uses the counter depends on the nodes that the spread counts.
+                    Rule::Spread(s) => (add_spread(selectors, &group.class, s), false),
+                    Rule::Affinity(_, true) => (selectors.add_required(&group.class.affinity), true),
+                    Rule::Anti(t, hard) | Rule::Affinity(t, hard) => (selectors.add_term(t), hard),
                 };
                 if let Some(selector) = selector {
                     let id = topology.counter(key, selector);
                     topology.counters[id].hard |= hard;
-                    topology.counters[id].spread |= spread;
                 }
             }
         }
@@ -145,6 +157,7 @@ impl Topology {
             staying: zeros.clone(),
             planned: zeros.clone(),
             refusers: zeros,
+            everywhere: 0,
             at: Vec::new(),
             hard: false,
             spread: false,
@@ -173,6 +186,7 @@ impl Topology {
                         if let Some(domain) = domains[key_of[*id]] {
                             let counter = &mut self.counters[*id];
                             counter.running[domain] += 1;
+                            counter.everywhere += 1;
                             if pod.deleting {
                                 continue;
                             }
@@ -199,7 +213,7 @@ impl Topology {
         &self,
         column_sets: &mut ColumnSets<'_>,
         selectors: &mut Selectors<'_>,
-        (group_index, group): (usize, &Group),
+        group: &Group,
         key: usize,
     ) -> Rules {
         let respect = column_sets.problem.settings.preference_policy == PreferencePolicy::Respect;
@@ -217,8 +231,8 @@ impl Topology {
             let own = selector.is_some_and(|s| group.matches.contains(&s));
             match (rule, counter) {
                 (Rule::Spread(spread), Some(counter)) => {
-                    let (base, eligible, counted) =
-                        self.spread_domains(column_sets, (group_index, group), key, spread, counter);
+                    let SpreadDomains { base, occupied, counted, nodes } =
+                        self.spread_domains(column_sets, &group.class, key, spread, counter);
                     rules.spread.push(SpreadRule {
                         counter,
                         own: i64::from(own),
@@ -226,8 +240,10 @@ impl Topology {
                         min_domains: usize::try_from(spread.min_domains).unwrap_or(0),
                         hard: spread.hard,
                         base,
-                        eligible,
+                        eligible: occupied.clone(),
+                        occupied,
                         counted,
+                        counted_nodes: nodes,
                     });
                 }
                 (Rule::Anti(_, hard), Some(counter)) => rules.anti.push((counter, own, hard)),
@@ -242,68 +258,81 @@ impl Topology {
         rules
     }
 
-    /// Running pods that a spread constraint counts, and its eligible domains.
+    /// Adds a counter for the pods of `base` that a spread constraint with these counts of running pods counts.
+    pub(crate) fn split_counter(&mut self, base: usize, running: &[i64]) -> usize {
+        let zeros = vec![0; self.counters[base].planned.len()];
+        self.counters.push(Counter {
+            running: running.to_vec(),
+            staying: running.to_vec(),
+            planned: zeros.clone(),
+            refusers: zeros,
+            everywhere: running.iter().sum(),
+            at: Vec::new(),
+            hard: false,
+            spread: false,
+        });
+        self.counters.len() - 1
+    }
+
+    /// Running pods that a spread constraint counts, the domains that have a node, and the columns and nodes that it counts: nodes that
+    /// its inclusion policies admit and that have the labels of all constraints of the pod.
     fn spread_domains(
         &self,
         column_sets: &mut ColumnSets<'_>,
-        (group_index, group): (usize, &Group),
+        class: &PodClass,
         key: usize,
         spread: &Spread,
         counter: usize,
-    ) -> (Vec<i64>, Vec<bool>, Bits) {
-        let class = &group.class;
+    ) -> SpreadDomains {
+        let other_keys = class.spread.iter().filter(|s| s.hard == spread.hard && s.key != spread.key);
+        let other_keys: Vec<&str> = other_keys.map(|s| &*s.key).filter(|key| **key != *labels::HOSTNAME).collect();
+        let everything =
+            !spread.honor_taints && (!spread.honor_affinity || class.node_terms.is_empty()) && other_keys.is_empty();
         let mut counted = column_sets.by_terms(if spread.honor_affinity { &class.node_terms } else { &[] });
         if spread.honor_taints {
             counted.and(&column_sets.tolerated(class));
         }
+        for other in self.keys.iter().filter(|key| other_keys.contains(&&*key.name)) {
+            if let Some(absent) = other.absent {
+                let without = &other.columns[absent];
+                counted.and(&column_sets.where_column(|column| !without.contains(column)));
+            }
+        }
         let counts = |node: &NodeState| {
             (!spread.honor_affinity || node.satisfies(&class.node_terms))
                 && (!spread.honor_taints || class.untolerated(&node.taints).is_none())
+                && other_keys.iter().all(|key| node.label(key).is_some())
         };
-        let Key { values, of_node, .. } = &self.keys[key];
-        let everything = !spread.honor_taints && (!spread.honor_affinity || class.node_terms.is_empty());
-        let base = if everything {
-            self.counters[counter].staying.clone()
+        let Key { values, of_node, absent, name, .. } = &self.keys[key];
+        let nodes: Option<Vec<bool>> =
+            (!everything).then(|| column_sets.problem.nodes.iter().map(|node| counts(node)).collect());
+        let is_counted = |node: usize| nodes.as_ref().is_none_or(|counted| counted[node]);
+        let mut base = vec![0; values.len()];
+        if everything {
+            base.clone_from(&self.counters[counter].staying);
         } else {
-            let mut base = vec![0; values.len()];
             for (node, count) in &self.counters[counter].at {
-                if let Some(domain) = of_node[*node].filter(|_| counts(&column_sets.problem.nodes[*node])) {
+                if let Some(domain) = of_node[*node].filter(|_| is_counted(*node)) {
                     base[domain] += count;
                 }
             }
-            base
-        };
-        // A domain without a column for the group is eligible only once it has a node.
-        let mut eligible: Vec<bool> = Vec::with_capacity(values.len());
-        for (domain, columns) in self.keys[key].columns.iter().enumerate() {
-            let here = column_sets.column_set(group.domains.intersection(columns));
-            eligible.push(self.room_in(group_index, &[], key, domain) > 0 && column_sets.any_fits(here, &group.need));
         }
-        for (domain, columns) in self.keys[key].columns.iter().enumerate() {
-            let here = (Arc::clone(&self.keys[key].name), Arc::clone(&values[domain]));
-            eligible[domain] |= self.occupied_domains.contains(&here) && !counted.intersection(columns).is_empty();
-        }
-        if !eligible.iter().all(|eligible| *eligible) {
-            for (node, domain) in column_sets.problem.nodes.iter().zip(of_node) {
-                if let Some(domain) = *domain
-                    && !eligible[domain]
-                {
-                    eligible[domain] = counts(node);
-                }
+        let mut occupied = vec![false; values.len()];
+        for (node, domain) in of_node.iter().enumerate() {
+            if let Some(domain) = domain.filter(|domain| !occupied[*domain]) {
+                occupied[domain] = is_counted(node);
             }
         }
-        if let Some(absent) = self.keys[key].absent {
-            eligible[absent] = false;
+        if !self.occupied_domains.is_empty() {
+            for (domain, columns) in self.keys[key].columns.iter().enumerate() {
+                let here = (Arc::clone(name), Arc::clone(&values[domain]));
+                occupied[domain] |= self.occupied_domains.contains(&here) && !counted.intersection(columns).is_empty();
+            }
         }
-        (base, eligible, counted)
-    }
-
-    /// Remaining room of a domain for pods of a group with these pins; unlimited where nothing is known.
-    pub(crate) fn room_in(&self, group: usize, pins: &[(usize, usize)], key: usize, domain: usize) -> usize {
-        if self.room.is_empty() {
-            return usize::MAX;
+        if let Some(absent) = absent {
+            occupied[*absent] = false;
         }
-        self.room.get(&(group, with(pins, key, domain))).copied().unwrap_or(usize::MAX)
+        SpreadDomains { base, occupied, counted, nodes }
     }
 
     /// Whether a node is in a domain.

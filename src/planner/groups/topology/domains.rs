@@ -38,14 +38,9 @@ impl Assignment {
     }
 }
 
-/// The number of pods of a group that a domain has room for, where a previous iteration found it: by group, and by key and domain with the
-/// pins of the previous keys.
+/// The number of pods of a group that a place has room for, where a previous iteration found it: by group, and by key and domain of
+/// each pin.
 pub(crate) type Room = BTreeMap<(usize, Vec<(usize, usize)>), usize>;
 
 /// Values of topology keys.
 pub(crate) type Domains = BTreeSet<(Arc<str>, Arc<str>)>;
-
-/// Pins with one more.
-pub(crate) fn with(pins: &[(usize, usize)], key: usize, domain: usize) -> Vec<(usize, usize)> {
-    pins.iter().copied().chain([(key, domain)]).collect()
-}

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::planner::columns::bitset::Bits;
 use crate::planner::groups::topology::counts::Topology;
+use crate::planner::groups::topology::divide::finds_company;
 use crate::planner::groups::topology::domains::Domains;
 
 impl Topology {
@@ -67,10 +68,13 @@ impl Topology {
                         return Some((*group, *key, domain, drop));
                     }
                 }
-                let alone = |c: usize| {
-                    self.counters.get(c).is_none_or(|counter| counter.running[domain] + planned[c][domain] == 0)
+                let alone = |c: usize, own: bool| {
+                    self.counters.get(c).is_none_or(|counter| {
+                        let everywhere = counter.running.iter().chain(&planned[c]).sum();
+                        !finds_company(counter.running[domain] + planned[c][domain], everywhere, own)
+                    })
                 };
-                if rules.affinity.iter().any(|(c, _, hard)| *hard && alone(*c)) {
+                if rules.affinity.iter().any(|(c, own, hard)| *hard && alone(*c, *own)) {
                     return Some((*group, *key, domain, here));
                 }
             }

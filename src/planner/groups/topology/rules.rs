@@ -14,6 +14,8 @@ pub(crate) struct Counter {
     pub planned: Vec<i64>,
     /// Pods, running or planned in the domain, whose required anti-affinity excludes the selected pods.
     pub refusers: Vec<i64>,
+    /// Pods in all domains, running and planned.
+    pub everywhere: i64,
     /// Pods of `staying`, by node.
     pub at: Vec<(usize, i64)>,
     /// A required rule uses it.
@@ -33,7 +35,13 @@ impl Counter {
     }
 
     pub fn anywhere(&self) -> bool {
-        self.running.iter().chain(&self.planned).any(|n| *n > 0)
+        self.everywhere > 0
+    }
+
+    /// Adds planned pods in a domain, or removes them.
+    pub fn plan(&mut self, domain: usize, pods: i64) {
+        self.planned[domain] += pods;
+        self.everywhere += pods;
     }
 }
 
@@ -45,10 +53,14 @@ pub(crate) struct SpreadRule {
     pub hard: bool,
     /// Running pods that the constraint counts, by domain.
     pub base: Vec<i64>,
-    /// Domains that the global minimum includes.
+    /// Domains that have a node which the constraint counts.
+    pub occupied: Vec<bool>,
+    /// Domains that the global minimum includes: `occupied`, and those in which the group may have a node.
     pub eligible: Vec<bool>,
     /// Columns whose nodes make their domain eligible, whether or not the pod fits there.
     pub counted: Bits,
+    /// Whether the constraint counts each node, where it counts some nodes or columns only.
+    pub counted_nodes: Option<Vec<bool>>,
 }
 
 /// A group's rules on one key.
@@ -67,6 +79,16 @@ impl Rules {
             || !self.anti.is_empty()
             || !self.affinity.is_empty()
             || self.raises.iter().any(|c| counters[*c].hard)
+    }
+
+    /// Whether the rules include required affinity.
+    pub fn has_affinity(&self) -> bool {
+        self.affinity.iter().any(|(_, _, hard)| *hard)
+    }
+
+    /// Whether a node needs a label of the key.
+    pub fn requires_label(&self) -> bool {
+        self.has_affinity() || self.spread.iter().any(|s| s.hard)
     }
 
     /// Whether a required rule is affected: a rule of the group, or a rule of pods that count the group.

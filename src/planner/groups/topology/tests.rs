@@ -20,9 +20,9 @@ fn assigned(world: &World, occupied: Domains, room: Room) -> (Topology, Vec<Assi
     let mut column_sets = ColumnSets::new(&world.problem, &ColumnCache::default());
     let (mut selectors, counters) = register(&world.problem);
     let groups = group(&mut column_sets, &mut selectors, &counters);
-    let (nodes, _) = existing_nodes(&column_sets, &mut selectors, &counters, &groups);
+    let (nodes, running) = existing_nodes(&column_sets, &mut selectors, &counters, &groups);
     let mut topology = Topology::new(&column_sets, &mut selectors, &groups, occupied, room);
-    let parts = topology.assign(&mut column_sets, &mut selectors, &groups, &nodes);
+    let parts = topology.assign(&mut column_sets, &mut selectors, &groups, (&nodes, &running));
     (topology, parts, column_sets.columns.len())
 }
 

@@ -10,3 +10,4 @@ pub mod free;
 pub mod needs;
 pub mod objects;
 pub mod resolve;
+pub mod shared;

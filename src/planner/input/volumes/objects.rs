@@ -161,6 +161,8 @@ pub struct Volumes {
     pub classes: BTreeMap<String, StorageClass>,
     /// Attachment limits by node and driver; see [`attach_limits`].
     pub limits: HashMap<String, BTreeMap<Arc<str>, i64>>,
+    /// Attachments by driver that every new node keeps free for claims of several pods; `resolve` sets it.
+    pub(crate) reserved: BTreeMap<Arc<str>, i64>,
 }
 
 /// Attachment limits of a node by driver, from its `CSINode`. A driver without a count has no limit; for a driver that is not registered

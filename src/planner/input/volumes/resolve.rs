@@ -12,6 +12,8 @@ use crate::planner::input::problem::Problem;
 use crate::planner::input::volumes::exclusive::shut_out;
 use crate::planner::input::volumes::free::assign;
 use crate::planner::input::volumes::needs::{Needs, VolumeProblem};
+use crate::planner::input::volumes::objects::Volumes;
+use crate::planner::input::volumes::shared::shared;
 
 /// A problem whose pod classes include the constraints of their volumes.
 pub(crate) struct Resolved {
@@ -29,6 +31,9 @@ pub(crate) fn resolve(problem: &Problem) -> Option<Resolved> {
     }
     let volumes = &problem.volumes;
     let assigned = assign(problem);
+    let shared = shared(problem);
+    let length = |claims: &BTreeSet<Arc<str>>| i64::try_from(claims.len()).unwrap_or(i64::MAX);
+    let reserved = shared.iter().map(|(driver, claims)| (Arc::clone(driver), length(claims))).collect();
     let mut shut_out = shut_out(problem, &assigned);
     let mut resolver = Resolver { problem, limited: HashMap::new(), classes: HashMap::new() };
     let mut out = Resolved {
@@ -38,7 +43,7 @@ pub(crate) fn resolve(problem: &Problem) -> Option<Resolved> {
             pools: problem.pools.clone(),
             daemons: problem.daemons.clone(),
             namespaces: problem.namespaces.clone(),
-            volumes: Arc::default(),
+            volumes: Arc::new(Volumes { reserved, ..Volumes::default() }),
             services: Arc::default(),
             settings: problem.settings.clone(),
         },
@@ -50,7 +55,17 @@ pub(crate) fn resolve(problem: &Problem) -> Option<Resolved> {
             Arc::clone(&pod.class)
         } else {
             match shut_out.remove(&at).map_or_else(|| volumes.needs(&pod.claims, &assigned), Err) {
-                Ok(needs) => resolver.with_needs(&pod.class, needs),
+                Ok(mut needs) => {
+                    for (driver, claims) in &shared {
+                        let used: BTreeSet<&Arc<str>> =
+                            pod.claims.iter().filter(|claim| claims.contains(*claim)).collect();
+                        if let Some(count) = needs.attach.get_mut(driver) {
+                            *count -= i64::try_from(used.len()).unwrap_or(i64::MAX);
+                        }
+                    }
+                    needs.attach.retain(|_, count| *count > 0);
+                    resolver.with_needs(&pod.class, needs)
+                }
                 Err(why) => {
                     out.refused.push((at, why));
                     continue;
@@ -71,13 +86,14 @@ pub(crate) fn resolve(problem: &Problem) -> Option<Resolved> {
         let reported = volumes.limits.get(node.name.as_ref());
         let promised = promised_limits(problem, node);
         // Pods that share a claim share its attachment.
-        let attached: BTreeSet<&Arc<str>> = node.pods.iter().flat_map(|pod| pod.claims.iter()).collect();
-        let attached: Vec<Option<Arc<str>>> = attached.into_iter().map(|claim| volumes.driver_of(claim)).collect();
+        let claims: BTreeSet<&Arc<str>> = node.pods.iter().flat_map(|pod| pod.claims.iter()).collect();
+        let attached: Vec<Option<Arc<str>>> = claims.iter().map(|claim| volumes.driver_of(claim)).collect();
         for driver in &drivers {
             let limit = reported.and_then(|limits| limits.get(driver)).or_else(|| promised?.get(driver));
             let limit = limit.copied().unwrap_or(UNLIMITED);
             let used = attached.iter().flatten().filter(|have| *have == driver).count();
-            let left = limit.saturating_sub(i64::try_from(used).unwrap_or(i64::MAX));
+            let to_attach = shared.get(driver).into_iter().flatten().filter(|claim| !claims.contains(claim)).count();
+            let left = limit.saturating_sub(i64::try_from(used + to_attach).unwrap_or(i64::MAX));
             node.allocatable.set(&attachments_of(driver), left.max(0));
         }
     }

@@ -3,7 +3,7 @@ use serde_json::json;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::columns::table::ColumnCache;
-use crate::planner::pricing::duals::{CoveringLp, Offer, Prices};
+use crate::planner::pricing::duals::{CoveringLp, LpDemand, Offer, Prices};
 use crate::test_support::planner::World;
 
 const GIB: i64 = 1 << 30;
@@ -21,7 +21,9 @@ fn world() -> World {
 
 fn solve(sets: &ColumnSets<'_>, demands: &[(&Bits, &[i64])], caps: &[i64], max_sets: usize) -> (CoveringLp, Prices) {
     let offer = Offer { price: |column: usize| sets.columns[column].price, room: |_: usize, room: i64| room };
-    let mut lp = CoveringLp::new(sets, demands, caps, max_sets, offer);
+    let of_lp: Vec<LpDemand<'_>> =
+        demands.iter().map(|(columns, amount)| LpDemand { columns, amount, tier: 0 }).collect();
+    let mut lp = CoveringLp::new(sets, &of_lp, caps, max_sets, offer);
     let prices = lp.prices(demands.iter().enumerate().map(|(at, (_, amount))| (at, *amount)), 1e-9).unwrap();
     (lp, prices)
 }

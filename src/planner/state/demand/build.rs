@@ -8,6 +8,7 @@ use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::Group;
 use crate::planner::groups::topology::counts::Topology;
 use crate::planner::groups::topology::domains::Assignment;
+use crate::planner::state::demand::size_tiers::SizeTiers;
 use crate::planner::state::demand::{ColumnPool, Demand, DemandItem, Scratch, SizeBucket};
 
 /// Distinct sizes above which buckets hold rounded sizes.
@@ -69,6 +70,9 @@ impl<'g> Demand<'g> {
             items.push(DemandItem { group: assignment.group, column_pool, remaining: assignment.count, first });
         }
         let (items, merged_from) = merged(items, groups);
+        let sizes: Vec<(usize, &[i64])> =
+            items.iter().map(|item| (item.column_pool, groups[item.group].need.as_slice())).collect();
+        let tiers = SizeTiers::of(column_sets, &sizes);
         let mut capped_items = vec![Vec::new(); counters];
         let mut followers = Vec::new();
         for (at, item) in items.iter().enumerate() {
@@ -91,10 +95,11 @@ impl<'g> Demand<'g> {
         let dims = column_sets.dims.len();
         let mut demand = Self {
             groups,
-            prices: vec![vec![1.0; dims]; column_pools.len()],
+            prices: vec![vec![1.0; dims]; tiers.classes.len()],
             items,
             merged_from,
             column_pools,
+            tiers,
             buckets: Vec::new(),
             bucket_min: Vec::new(),
             bucket_sample: Vec::new(),

@@ -209,15 +209,23 @@ impl Demand<'_> {
         self.apply_host_rules(item, i32::try_from(count).unwrap_or(i32::MAX));
     }
 
+    /// Puts the followers that can join the bin, and the followers of those.
     fn put_followers(&mut self, fill: &mut Fill, allowed: &HashSet<usize>) {
-        for at in 0..self.followers.len() {
-            let item = self.followers[at];
-            if !allowed.contains(&self.bucket_of[item]) {
-                continue;
+        for _ in 0..self.followers.len() {
+            let mut any = false;
+            for at in 0..self.followers.len() {
+                let item = self.followers[at];
+                if !allowed.contains(&self.bucket_of[item]) {
+                    continue;
+                }
+                let count = self.max_count(item, &fill.room);
+                if count > 0 {
+                    self.put(item, count, fill);
+                    any = true;
+                }
             }
-            let count = self.max_count(item, &fill.room);
-            if count > 0 {
-                self.put(item, count, fill);
+            if !any {
+                break;
             }
         }
     }
@@ -243,7 +251,8 @@ impl Demand<'_> {
 
     /// Dual value of a pod of the bucket's sample size, host caps excluded.
     fn bucket_value(&self, bucket: usize) -> f64 {
-        let prices = &self.prices[self.buckets[bucket].column_pool];
+        let Some(first) = self.buckets[bucket].items.first() else { return 0.0 };
+        let prices = &self.prices[self.tiers.class_of[*first]];
         self.sample(bucket).iter().zip(prices).map(|(n, p)| n * p).sum()
     }
 

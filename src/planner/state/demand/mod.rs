@@ -9,12 +9,14 @@ pub mod build;
 pub mod fill;
 pub mod host_caps;
 pub mod pattern;
+pub mod size_tiers;
 
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::{dot, float, real};
 use crate::planner::groups::group::Group;
 use crate::planner::groups::host_rules::HostRules;
 use crate::planner::state::demand::pattern::Pattern;
+use crate::planner::state::demand::size_tiers::SizeTiers;
 
 /// Columns and topology domains that items may use.
 #[derive(Debug)]
@@ -63,6 +65,8 @@ pub(crate) struct Demand<'g> {
     /// The items that each item was merged from, until [`Demand::split_merged`].
     merged_from: Vec<Vec<DemandItem>>,
     pub column_pools: Vec<ColumnPool>,
+    /// Items that share dual prices.
+    pub tiers: SizeTiers,
     buckets: Vec<SizeBucket>,
     /// Componentwise minimum of the requests of each bucket's items; `dims` numbers per bucket.
     bucket_min: Vec<i64>,
@@ -76,7 +80,7 @@ pub(crate) struct Demand<'g> {
     has_rounded_buckets: bool,
     /// Remaining pods by column pool.
     remaining_in: Vec<usize>,
-    /// Dual prices by column pool: of a unit of each resource, then of each host cap, in micro-USD per hour.
+    /// Dual prices by price class: of a unit of each resource, then of each host cap, in micro-USD per hour.
     prices: Vec<Vec<f64>>,
     /// Items with a host cap, by counter.
     capped_items: Vec<Vec<usize>>,
@@ -154,18 +158,18 @@ impl<'g> Demand<'g> {
         (0..self.items.len()).any(|item| !self.host(item).soft.is_empty() || !self.host(item).likes.is_empty())
     }
 
-    pub fn set_prices(&mut self, column_pool: usize, prices: Vec<f64>) {
-        self.prices[column_pool] = prices;
+    pub fn set_prices(&mut self, price_class: usize, prices: Vec<f64>) {
+        self.prices[price_class] = prices;
     }
 
-    /// Dual prices by column pool.
+    /// Dual prices by price class.
     pub fn prices(&self) -> &[Vec<f64>] {
         &self.prices
     }
 
     /// Dual value of one pod of an item, in micro-USD per hour.
     pub fn value(&self, item: usize) -> f64 {
-        self.value_at(item, &self.prices[self.items[item].column_pool])
+        self.value_at(item, &self.prices[self.tiers.class_of[item]])
     }
 
     /// Value of one pod of an item at given prices of resources and host caps.

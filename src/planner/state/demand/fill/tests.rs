@@ -23,7 +23,9 @@ fn filled(pods: &[(&str, usize, &str, &str)], room: &[i64], cosine_power: i32) -
     }
     let mut instance = instance(&world);
     let mut state = instance.state(false);
-    state.demand.set_prices(0, PRICES.to_vec());
+    for class in 0..state.demand.tiers.classes.len() {
+        state.demand.set_prices(class, PRICES.to_vec());
+    }
     let pattern = fill(&mut state, room, cosine_power);
     described(&state, &pattern)
 }
