@@ -73,6 +73,7 @@ impl PlanArgs {
                 Preferences::Respect => PreferencePolicy::Respect,
                 Preferences::Ignore => PreferencePolicy::Ignore,
             },
+            prove: false,
             min_values_policy: match self.min_values_policy {
                 MinValues::Strict => MinValuesPolicy::Strict,
                 MinValues::BestEffort => MinValuesPolicy::BestEffort,

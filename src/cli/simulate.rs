@@ -26,6 +26,7 @@ use crate::planner::input::node::NodeState;
 use crate::planner::input::pod::NodePods;
 use crate::planner::input::pool::Pool;
 use crate::planner::input::problem::Problem;
+use crate::planner::input::settings::Settings;
 use crate::planner::plan;
 
 /// Every pod fits.
@@ -57,6 +58,9 @@ pub struct SimulateArgs {
     #[command(flatten)]
     pub plan: PlanArgs,
     /// Output format.
+    /// Spend up to some seconds on a lower bound that proves more about the plan.
+    #[arg(long)]
+    pub prove: bool,
     #[arg(long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
 }
@@ -127,7 +131,7 @@ fn read(args: &SimulateArgs) -> anyhow::Result<(Problem, BTreeMap<String, usize>
     }
     let with_expressions = gate(&args.aws_feature_gates, "NodeClassCEL").unwrap_or(false);
     let (mut problem, skipped) = problem_of(input, raw, spot, with_expressions)?;
-    problem.settings = args.plan.settings();
+    problem.settings = Settings { prove: args.prove, ..args.plan.settings() };
     Ok((problem, skipped))
 }
 

@@ -125,6 +125,7 @@ fn solve_once(problem: &Problem, cache: &ColumnCache, by_priority: bool, known: 
                 bound = Some(lower_bound(state));
                 is_whole = state.purchased.is_empty();
             }
+            state.fixed = state.purchased.len();
             buy_for_affinity_groups(state, &subproblem);
             let bought = buy_best(state, &mut subproblem);
             if matches!(bought, Bought::Exactly) && !by_priority && tiers.len() == 1 && is_exact_bound(state) {

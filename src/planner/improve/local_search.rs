@@ -36,7 +36,7 @@ pub(crate) fn improve_purchases(state: &mut PlanState<'_, '_>, subproblem: &mut 
         return;
     }
     let limit = (state.demand.work + (state.demand.work / 2).min(MAX_EXTRA_WORK)).max(MIN_WORK);
-    right_size(state, 0);
+    right_size(state, state.fixed);
     let mut failures = 0;
     let mut attempt = 0;
     let mut random = fastrand::Rng::with_seed(SEED);
@@ -92,7 +92,7 @@ fn nodes_to_ruin(
 ) -> BTreeSet<usize> {
     let may_move = |item: usize| subproblem.covers(state.demand.items[item].column_pool) && !state.demand.is_tied(item);
     let mut weighted = Vec::new();
-    for (at, node) in state.purchased.iter().enumerate() {
+    for (at, node) in state.purchased.iter().enumerate().skip(state.fixed) {
         if node.pattern.iter().all(|(item, _)| may_move(*item)) {
             let price = real(state.column_sets.columns[node.column].price);
             let slack = (price - value_on(state, subproblem, node)) / price.max(1.0);
@@ -101,7 +101,7 @@ fn nodes_to_ruin(
         }
     }
     weighted.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-    weighted.truncate((state.purchased.len() * percent / 100).max(MIN_RUINED));
+    weighted.truncate(((state.purchased.len() - state.fixed) * percent / 100).max(MIN_RUINED));
     weighted.into_iter().map(|(_, at)| at).collect()
 }
 

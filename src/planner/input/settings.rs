@@ -52,6 +52,8 @@ pub struct Settings {
     pub prefer_spot: bool,
     /// Maximum pods of one controller on one node.
     pub workload_pods_per_node: Option<i32>,
+    /// Whether to spend seconds on a lower bound that proves more. The plan is the same or as cheap.
+    pub prove: bool,
 }
 
 impl Settings {

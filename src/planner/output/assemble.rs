@@ -16,8 +16,14 @@ pub(crate) fn assemble(state: &mut PlanState<'_, '_>, lower_bound: Option<f64>) 
     #[allow(clippy::cast_possible_truncation)]
     let bound = lower_bound.map(|bound| MicroUsd((bound * (1.0 - 1e-9)).floor() as i64));
     // A plan that leaves pods out may cost less than the bound for all pods: then the bound says nothing.
-    plan.lower_bound = bound.filter(|bound| *bound <= plan.cost);
     plan.unschedulable = unschedulable(state, &mut pods);
+    let is_complete = plan.unschedulable.is_empty();
+    debug_assert!(
+        !is_complete || bound.is_none_or(|bound| bound <= plan.cost),
+        "{bound:?} is no bound of {:?}",
+        plan.cost
+    );
+    plan.lower_bound = bound.filter(|bound| *bound <= plan.cost);
     // The bound is rounded down.
     let reached = plan.lower_bound.is_some_and(|bound| plan.cost.0 <= bound.0 + 1);
     // Other pods on the existing nodes could leave cheaper ones.

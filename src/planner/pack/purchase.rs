@@ -2,7 +2,7 @@
 //! per price. Prices are solved again once the remaining demand has lost a share of its value.
 
 use crate::planner::columns::dims::{dot, fits, float, real};
-use crate::planner::pack::min_values::min_values_hold;
+use crate::planner::pack::min_values::{is_strict, min_values_hold};
 use crate::planner::pricing::duals::Prices;
 use crate::planner::pricing::subproblem::Subproblem;
 use crate::planner::state::demand::pattern::{Bin, Pattern};
@@ -163,8 +163,19 @@ fn best_purchase(
             return Some(candidate.node);
         }
     }
-    let columns = promising_columns(state, subproblem, column_set, need, &pricing.prices, max_price);
-    let filled = fill_candidates(state, subproblem, pricing, &columns, &binding);
+    let columns = |state: &_, pool: &dyn Fn(usize) -> bool| {
+        promising_columns(state, subproblem, (column_set, pool), need, &pricing.prices, max_price)
+    };
+    let promising = columns(state, &|_| true);
+    let mut filled = fill_candidates(state, subproblem, pricing, &promising, &binding);
+    if filled.is_empty() {
+        // `minValues` may permit none of these.
+        let lenient: Vec<bool> = (0..state.budgets.len()).map(|pool| !is_strict(state, pool)).collect();
+        if !lenient.iter().all(|lenient| *lenient) {
+            let promising = columns(state, &|pool| lenient[pool]);
+            filled = fill_candidates(state, subproblem, pricing, &promising, &binding);
+        }
+    }
     pricing.shortlist = filled.iter().take(SHORTLIST).map(|candidate| candidate.node.column).collect();
     let best = filled.into_iter().next()?;
     pricing.incumbent = best.value;
@@ -217,11 +228,12 @@ fn with_floor(prices: &[f64], reference: &[f64]) -> Vec<f64> {
 }
 
 /// Columns worth filling, each with the upper bound on the value of a pattern per price (the value of its whole capacity): the best
-/// of each price band, within limits and `max_price`, that hold `need`. The cheapest column is admitted at any price.
+/// of each price band, within limits and `max_price`, that hold `need`. The cheapest column is admitted at any price. The columns are those of
+/// a column set and of the NodePools that a function accepts.
 fn promising_columns(
     state: &PlanState<'_, '_>,
     subproblem: &Subproblem,
-    column_set: usize,
+    (column_set, accepts_pool): (usize, &dyn Fn(usize) -> bool),
     need: &[i64],
     prices: &Prices,
     max_price: f64,
@@ -237,7 +249,7 @@ fn promising_columns(
             continue;
         }
         let room = state.column_sets.room(column);
-        if !fits(need, room) || !state.affords(column) {
+        if !fits(need, room) || !state.affords(column) || !accepts_pool(state.column_sets.pool(column)) {
             continue;
         }
         let on_column = subproblem.prices_on(state, prices, column);

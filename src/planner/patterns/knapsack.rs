@@ -5,8 +5,6 @@ use crate::planner::columns::dims::{float, real};
 use crate::planner::patterns::node_kinds::{Kinds, NodeKind};
 use crate::planner::state::demand::pattern::Pattern;
 
-/// Steps of the subgradient method, for a kind of node that a bound of the last round does not exclude.
-const SUBGRADIENT_STEPS: usize = 5;
 /// Relative difference below which values are equal.
 const PRECISION: f64 = 1e-9;
 
@@ -32,8 +30,8 @@ impl Offered<'_> {
     fn relaxed(&self, node: &NodeKind, multipliers: &[f64], used: &mut [f64]) -> f64 {
         used.fill(0.0);
         let mut bound: f64 = node.room.iter().zip(multipliers).map(|(room, price)| real(*room) * price).sum();
-        for pod in &node.pods {
-            let (count, value) = (self.counts[*pod], self.values[*pod]);
+        for (pod, most) in node.pods.iter().zip(&node.most) {
+            let (count, value) = (self.counts[*pod].min(*most), self.values[*pod]);
             if count == 0 || value <= 0.0 {
                 continue;
             }
@@ -50,12 +48,13 @@ impl Offered<'_> {
         bound
     }
 
-    /// Lowers the upper bound on the value of a pattern by better `multipliers`, until it is at most `target` or steps run out.
-    pub fn upper_bound(&self, node: &NodeKind, multipliers: &mut [f64], target: f64) -> f64 {
+    /// Lowers the upper bound on the value of a pattern by better `multipliers`, until it is at most `target` or the steps of the subgradient
+    /// method run out.
+    pub fn upper_bound(&self, node: &NodeKind, multipliers: &mut [f64], target: f64, steps: usize) -> f64 {
         let mut used = vec![0.0; multipliers.len()];
         let mut trial = multipliers.to_vec();
         let mut best = f64::INFINITY;
-        for _ in 0..=SUBGRADIENT_STEPS {
+        for _ in 0..=steps {
             let bound = self.relaxed(node, &trial, &mut used);
             if bound < best {
                 best = bound;
@@ -80,15 +79,35 @@ impl Offered<'_> {
 
     /// The most valuable pattern of a kind of node that branch and bound finds in so many steps, if its value is more than `target`.
     pub fn fill(&self, node: &NodeKind, multipliers: &[f64], upper_bound: f64, target: f64, steps: usize) -> Filled {
-        let mut search = Search::new(self, node, multipliers, target, steps);
-        let worth = node.room.iter().zip(multipliers).map(|(room, price)| real(*room) * price).sum();
-        search.visit(0, 0.0, worth);
+        let mut search = Search::new(self, node, multipliers, (target, steps), None);
+        search.visit(0, 0.0, worth_of(node, multipliers));
         let upper_bound = if search.steps_left > 0 { search.best.min(upper_bound) } else { upper_bound };
-        let mut pattern: Pattern =
-            search.best_pattern.iter().map(|(at, count)| (search.choices[*at].pod, *count)).collect();
-        pattern.sort_unstable();
+        let pattern = search.in_kinds(&search.best_pattern);
         Filled { pattern, upper_bound, steps: steps - search.steps_left }
     }
+
+    /// Adds to `found` every pattern of a value above `target` that has a pod of the kind `first` and to which no further pod can be added.
+    /// Returns the steps, which are as many as given if some patterns may be missing.
+    pub fn all_with(
+        &self,
+        first: usize,
+        (node, multipliers): (&NodeKind, &[f64]),
+        target: f64,
+        steps: usize,
+        found: &mut Vec<Pattern>,
+    ) -> usize {
+        let mut search = Search::new(self, node, multipliers, (target, steps), Some(first));
+        search.patterns = Some(Vec::new());
+        search.visit(0, 0.0, worth_of(node, multipliers));
+        let patterns = search.patterns.take().unwrap_or_default();
+        found.extend(patterns.iter().map(|pattern| search.in_kinds(pattern)));
+        steps - search.steps_left
+    }
+}
+
+/// The capacity of a node at the multipliers.
+fn worth_of(node: &NodeKind, multipliers: &[f64]) -> f64 {
+    node.room.iter().zip(multipliers).map(|(room, price)| real(*room) * price).sum()
 }
 
 /// A kind of pod in branch and bound.
@@ -114,22 +133,38 @@ struct Search<'s> {
     current: Pattern,
     best: f64,
     best_pattern: Pattern,
+    /// All patterns above the target, instead of the best.
+    patterns: Option<Vec<Pattern>>,
+    /// Whether each pattern has a pod of the first choice.
+    needs_first: bool,
     steps_left: usize,
 }
 
 impl<'s> Search<'s> {
-    fn new(offered: &Offered<'s>, node: &NodeKind, multipliers: &[f64], target: f64, steps_left: usize) -> Self {
-        let open = node.pods.iter().copied().filter(|pod| offered.counts[*pod] > 0 && offered.values[*pod] > 0.0);
+    fn new(
+        offered: &Offered<'s>,
+        node: &NodeKind,
+        multipliers: &[f64],
+        (target, steps_left): (f64, usize),
+        first: Option<usize>,
+    ) -> Self {
+        let of_node = node.pods.iter().copied().zip(node.most.iter().copied());
+        let worthless = |pod: usize| offered.values[pod] <= 0.0 && first.is_none();
+        let open = of_node.filter(|(pod, _)| offered.counts[*pod] > 0 && !worthless(*pod));
         let mut choices: Vec<Choice> = open
-            .map(|pod| {
+            .map(|(pod, most)| {
                 let need = &offered.kinds.pods[pod].need;
                 let cost: f64 = need.iter().zip(multipliers).map(|(need, price)| real(*need) * price).sum();
                 let value = offered.values[pod];
                 let efficiency = value / f64::max(cost, f64::MIN_POSITIVE);
-                Choice { pod, value, cost, efficiency, count: offered.counts[pod] }
+                Choice { pod, value, cost, efficiency, count: offered.counts[pod].min(most) }
             })
             .collect();
-        choices.sort_unstable_by(|a, b| b.efficiency.total_cmp(&a.efficiency).then(a.pod.cmp(&b.pod)));
+        let is_first = |choice: &Choice| Some(choice.pod) == first;
+        choices.sort_unstable_by(|a, b| {
+            let by_efficiency = b.efficiency.total_cmp(&a.efficiency).then(a.pod.cmp(&b.pod));
+            is_first(b).cmp(&is_first(a)).then(by_efficiency)
+        });
         let mut rest = vec![0.0; choices.len() + 1];
         for (at, choice) in choices.iter().enumerate().rev() {
             rest[at] = rest[at + 1] + (choice.value - choice.cost).max(0.0) * float(choice.count);
@@ -153,17 +188,40 @@ impl<'s> Search<'s> {
             current,
             best: target,
             best_pattern,
+            patterns: None,
+            needs_first: first.is_some(),
             steps_left,
         }
+    }
+
+    /// A pattern of choices as one of kinds of pods.
+    fn in_kinds(&self, choices: &Pattern) -> Pattern {
+        let mut pattern: Pattern = choices.iter().map(|(at, count)| (self.choices[*at].pod, *count)).collect();
+        pattern.sort_unstable();
+        pattern
+    }
+
+    /// Whether no further pod can be added.
+    fn is_full(&self) -> bool {
+        (0..self.choices.len()).all(|at| {
+            let put = self.current.iter().find(|(have, _)| *have == at).map_or(0, |(_, count)| *count);
+            put >= self.choices[at].count || self.max_count(at) == 0
+        })
     }
 
     /// Adds choices from position `from` on. `value` is that of the current pattern, `worth` the price of the room left.
     fn visit(&mut self, from: usize, value: f64, worth: f64) {
         if value > self.best * (1.0 + PRECISION) {
-            self.best = value;
-            self.best_pattern.clone_from(&self.current);
+            if self.patterns.is_none() {
+                self.best = value;
+                self.best_pattern.clone_from(&self.current);
+            } else if !self.current.is_empty() && self.is_full() {
+                let current = self.current.clone();
+                self.patterns.iter_mut().for_each(|patterns| patterns.push(current.clone()));
+            }
         }
-        for at in from..self.choices.len() {
+        let end = if self.needs_first && self.current.is_empty() { 1 } else { self.choices.len() };
+        for at in from..end.min(self.choices.len()) {
             let goal = self.best * (1.0 + PRECISION);
             if value + worth + self.rest[at] <= goal {
                 return;

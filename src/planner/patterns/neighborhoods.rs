@@ -19,6 +19,9 @@ const NEIGHBORHOOD_WORK: usize = 80_000;
 /// Nodes and kinds of pods of a neighborhood.
 const NEIGHBORHOOD_NODES: RangeInclusive<usize> = 3..=10;
 const NEIGHBORHOOD_KINDS: usize = 40;
+/// Pods up to which the cheapest nodes for all are first searched by branch and bound, and its steps.
+const BRANCH_PODS: usize = 30;
+const BRANCH_STEPS: usize = 200_000;
 /// Neighborhoods without improvement, one after the other, per purchased node, that end the search.
 const FAILURES_PER_NODE: usize = 4;
 /// Weight of a node without slack when neighborhoods are drawn, as a share of its price.
@@ -49,10 +52,24 @@ impl Neighborhoods {
         let mut failures = 0;
         let pods: usize = self.kinds.pods.iter().map(|pod| pod.count).sum();
         let limit = pods.saturating_mul(WORK_PER_POD).clamp(MIN_WORK, MAX_WORK);
+        if pods <= BRANCH_PODS {
+            let all = movable.clone();
+            let (nodes, is_proven) = self.repack(state, &all, cheapest_nodes);
+            let before = state.purchased.len();
+            if let Some(nodes) = nodes
+                && replace(state, &all, nodes)
+            {
+                movable = moved_up(&movable, &all);
+                movable.extend(before - all.len()..state.purchased.len());
+            } else if is_proven {
+                return;
+            }
+            self.work = 0;
+        }
         while self.work < limit && failures < FAILURES_PER_NODE * movable.len() {
             let chosen = self.draw(state, &movable, &mut random);
             let is_all = chosen.len() == movable.len();
-            let Some(nodes) = self.repack(state, &chosen) else {
+            let (Some(nodes), _) = self.repack(state, &chosen, cheaper_nodes) else {
                 failures += 1;
                 if is_all {
                     return;
@@ -126,8 +143,13 @@ impl Neighborhoods {
         chosen
     }
 
-    /// Cheaper nodes for the pods of the chosen ones.
-    fn repack(&mut self, state: &PlanState<'_, '_>, chosen: &BTreeSet<usize>) -> Option<Vec<PurchasedNode>> {
+    /// Cheaper nodes for the pods of the chosen ones, and whether it is proven that there are no cheaper ones.
+    fn repack(
+        &mut self,
+        state: &PlanState<'_, '_>,
+        chosen: &BTreeSet<usize>,
+        solve: fn(&mut PatternSearch, f64) -> (Option<Nodes>, bool),
+    ) -> (Option<Vec<PurchasedNode>>, bool) {
         let patterns: Vec<Pattern> =
             chosen.iter().map(|at| in_kinds(&self.kind_of, &state.purchased[*at].pattern)).collect();
         let mut pods = Pattern::new();
@@ -135,14 +157,14 @@ impl Neighborhoods {
         pods.sort_unstable();
         let (kinds, node_numbers) = self.kinds.subset(&pods);
         let values = pods.iter().map(|(kind, _)| self.values[*kind]).collect();
-        let mut search = PatternSearch::new(kinds, values, self.is_feasible)?;
+        let Some(mut search) = PatternSearch::new(kinds, values, self.is_feasible) else { return (None, false) };
         let position = |kind: usize| pods.binary_search_by_key(&kind, |(kind, _)| *kind).unwrap_or(usize::MAX);
         for pattern in &patterns {
             let known: Pattern = pattern.iter().map(|(kind, count)| (position(*kind), *count)).collect();
             search.add_known(&known);
         }
         let cost: i64 = chosen.iter().map(|at| state.column_sets.columns[state.purchased[*at].column].price).sum();
-        let nodes = search.dive(real(cost) - 0.5, NEIGHBORHOOD_WORK);
+        let (nodes, is_proven) = solve(&mut search, real(cost) - 0.5);
         self.work += search.work + 1_000;
         // Kinds of pods become items again.
         let mut left: Vec<Pattern> = vec![Pattern::new(); pods.len()];
@@ -166,8 +188,26 @@ impl Neighborhoods {
             }
             PurchasedNode { column: self.kinds.nodes[node_numbers[node]].column, pattern }
         };
-        Some(nodes?.into_iter().map(node).collect())
+        (nodes.map(|nodes| nodes.into_iter().map(node).collect()), is_proven)
     }
+}
+
+/// Kinds of nodes and their pods.
+type Nodes = Vec<(usize, Pattern)>;
+
+/// Nodes for all pods of a search that cost less than `ceiling`, if diving finds some.
+fn cheaper_nodes(search: &mut PatternSearch, ceiling: f64) -> (Option<Nodes>, bool) {
+    (search.dive(ceiling, NEIGHBORHOOD_WORK), false)
+}
+
+/// The cheapest nodes for all pods of a search, or some that cost less than `ceiling`, and whether no others cost less.
+fn cheapest_nodes(search: &mut PatternSearch, ceiling: f64) -> (Option<Nodes>, bool) {
+    search.raise_bound(NEIGHBORHOOD_WORK, ceiling);
+    if search.bound >= ceiling {
+        return (None, true);
+    }
+    let branched = search.branch(ceiling, BRANCH_STEPS);
+    (branched.nodes, branched.is_proven)
 }
 
 /// Positions after the chosen nodes were removed.

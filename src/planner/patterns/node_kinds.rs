@@ -39,6 +39,8 @@ pub(crate) struct NodeKind {
     pub room: Vec<i64>,
     /// Kinds of pods that may use it and that fit, ascending.
     pub pods: Vec<usize>,
+    /// How many pods of each of these kinds it holds alone.
+    pub most: Vec<usize>,
     /// Counters and caps of its DaemonSets.
     pub counts: Vec<(u32, i32)>,
     pub caps: Vec<(u32, i32)>,
@@ -57,14 +59,19 @@ pub(crate) struct Kinds {
     pub sets: Vec<Bits>,
 }
 
+/// Pods of an item that may use the same columns.
+pub(crate) struct Part {
+    pub item: usize,
+    pub count: usize,
+    /// Number of a column set.
+    pub set: usize,
+}
+
 /// What a search is about.
 pub(crate) struct Scope<'s> {
-    /// Pods of each item.
-    pub counts: &'s [usize],
-    /// The columns that an item may use; `None` leaves the item out.
-    pub columns: &'s dyn Fn(usize) -> Option<Bits>,
-    /// Identifies equal results of `columns`.
-    pub column_key: &'s dyn Fn(usize) -> usize,
+    pub parts: &'s [Part],
+    /// The columns of a column set.
+    pub columns: &'s dyn Fn(usize) -> Bits,
     /// Price of a column, in micro-USD per hour.
     pub price: &'s dyn Fn(usize) -> i64,
     /// Whether the host rules of an item hold in every plan.
@@ -75,24 +82,23 @@ impl Kinds {
     /// The kinds of a demand. `None` where there are too many kinds of nodes or column sets, more than `max_pods` of pods, or no pods.
     pub fn of(state: &PlanState<'_, '_>, scope: &Scope<'_>, max_pods: usize) -> Option<Self> {
         let demand = &state.demand;
-        let total = total_need(state, scope.counts);
+        let total = total_need(state, scope.parts);
         // A resource that nobody requests never constrains.
         let dims: Vec<usize> = (0..total.len()).filter(|dim| total[*dim] > 0).collect();
         let mut sets: Vec<Bits> = Vec::new();
-        let mut set_of: HashMap<usize, Option<usize>> = HashMap::new();
+        let mut set_of: HashMap<usize, usize> = HashMap::new();
         let mut counters = Counters::default();
         let mut ids: HashMap<(usize, Vec<i64>, Vec<u32>, Vec<(u32, i32)>), usize> = HashMap::new();
         let mut pods: Vec<PodKind> = Vec::new();
-        for (at, count) in scope.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
-            let key = (scope.column_key)(at);
-            let set = *set_of.entry(key).or_insert_with(|| {
-                let bits = (scope.columns)(at)?;
-                Some(sets.iter().position(|have| *have == bits).unwrap_or_else(|| {
+        for part in scope.parts.iter().filter(|part| part.count > 0) {
+            let at = part.item;
+            let set = *set_of.entry(part.set).or_insert_with(|| {
+                let bits = (scope.columns)(part.set);
+                sets.iter().position(|have| *have == bits).unwrap_or_else(|| {
                     sets.push(bits);
                     sets.len() - 1
-                }))
+                })
             });
-            let Some(set) = set else { continue };
             let none = HostRules::default();
             let rules = if (scope.keeps_rules)(at) { demand.host(at) } else { &none };
             let (raises, caps) = counters.of(rules);
@@ -102,7 +108,7 @@ impl Kinds {
                 pods.len() - 1
             });
             pods[id].items.push(at);
-            pods[id].count += count;
+            pods[id].count += part.count;
             if pods.len() > max_pods {
                 return None;
             }
@@ -131,7 +137,8 @@ impl Kinds {
             let held: Vec<usize> = (0..kept.len()).filter(holds).collect();
             if !held.is_empty() {
                 let (counts, caps) = (counters.known(&node.counts), counters.known(&node.caps));
-                nodes.push(NodeKind { room: node.room.clone(), pods: held, counts, caps, ..*node });
+                let most = most_of(&kept, &held, &node.room, &caps);
+                nodes.push(NodeKind { room: node.room.clone(), pods: held, most, counts, caps, ..*node });
                 numbers.push(at);
             }
         }
@@ -144,7 +151,7 @@ impl Kinds {
         self.pods.iter().map(|pod| least(&pod.items).unwrap_or(0.0)).collect()
     }
 
-    /// The kind of pod of each item; `usize::MAX` for none.
+    /// The kind of pod of each item, the last of several; `usize::MAX` for none.
     pub fn kind_of_items(&self, items: usize) -> Vec<usize> {
         let mut kind_of = vec![usize::MAX; items];
         for (at, pod) in self.pods.iter().enumerate() {
@@ -193,12 +200,24 @@ pub(crate) fn in_kinds(kind_of: &[usize], pattern: &Pattern) -> Pattern {
     pods
 }
 
+/// How many pods of each kind a node of this room and these caps holds alone.
+pub(crate) fn most_of(pods: &[PodKind], held: &[usize], room: &[i64], caps: &[(u32, i32)]) -> Vec<usize> {
+    let most = |pod: &usize| {
+        let pod = &pods[*pod];
+        let by_room = pod.need.iter().zip(room).filter(|(need, _)| **need > 0).map(|(need, room)| room / need);
+        let raised = pod.caps.iter().chain(caps).filter(|(counter, _)| pod.raises.contains(counter));
+        let most = by_room.chain(raised.map(|(_, cap)| i64::from(*cap))).min();
+        most.map_or(pod.count, |most| usize::try_from(most).unwrap_or(0)).min(pod.count)
+    };
+    held.iter().map(most).collect()
+}
+
 /// Sum of the requests by resource.
-fn total_need(state: &PlanState<'_, '_>, counts: &[usize]) -> Vec<i64> {
+fn total_need(state: &PlanState<'_, '_>, parts: &[Part]) -> Vec<i64> {
     let mut total = vec![0_i64; state.column_sets.dims.len()];
-    for (at, count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
-        let count = i64::try_from(*count).unwrap_or(i64::MAX);
-        for (sum, need) in total.iter_mut().zip(state.demand.need(at)) {
+    for part in parts {
+        let count = i64::try_from(part.count).unwrap_or(i64::MAX);
+        for (sum, need) in total.iter_mut().zip(state.demand.need(part.item)) {
             *sum = sum.saturating_add(need.saturating_mul(count));
         }
     }
@@ -256,11 +275,11 @@ fn node_kinds(
         })
         .collect();
     let mut nodes: Vec<NodeKind> = Vec::new();
-    let mut last: Option<(usize, u64, i64)> = None;
+    let mut last: Option<(usize, usize, u64, i64)> = None;
     for column in by_price {
         let price = (scope.price)(column);
-        // Offerings of one shape and price differ in zone only.
-        let identity = (columns.columns[column].shape, masks[column], price);
+        // Offerings of one shape, price and DaemonSets differ in zone only.
+        let identity = (columns.columns[column].shape, columns.daemon_set(column), masks[column], price);
         if last.replace(identity) == Some(identity) {
             continue;
         }
@@ -282,7 +301,8 @@ fn node_kinds(
         if held.is_empty() {
             continue;
         }
-        nodes.push(NodeKind { column, price: real(price), room, pods: held, counts, caps, mask });
+        let most = most_of(pods, &held, &room, &caps);
+        nodes.push(NodeKind { column, price: real(price), room, pods: held, most, counts, caps, mask });
         if nodes.len() > MAX_NODE_KINDS {
             return None;
         }

@@ -1,6 +1,7 @@
 //! Column generation over node patterns: the values of whole pods, a lower bound of whole pods, and patterns worth buying.
 
 use crate::planner::columns::dims::{float, real};
+use crate::planner::patterns::branch_and_bound::{Branched, branch};
 use crate::planner::patterns::knapsack::Offered;
 use crate::planner::patterns::master::{Master, PricedPattern};
 use crate::planner::patterns::node_kinds::{Kinds, NodeKind};
@@ -29,6 +30,8 @@ const TAIL_ROUNDS: usize = 4;
 /// Steps of branch and bound for a kind of node, as long as that finds patterns, and otherwise.
 const QUICK_STEPS: usize = 200;
 const FULL_STEPS: usize = 5_000;
+/// Steps of the subgradient method, for a kind of node that a bound of the last round does not exclude.
+const SUBGRADIENT_STEPS: usize = 5;
 /// Elements of the master problem's inverse that are updated in the time of one step of branch and bound.
 const ELEMENTS_PER_STEP: usize = 32;
 
@@ -159,7 +162,7 @@ impl PatternSearch {
         let mut promising = Vec::new();
         for (node, of) in self.kinds.nodes.iter().enumerate() {
             let target = of.price * (1.0 + TOLERANCE);
-            let upper_bound = offered.upper_bound(of, &mut self.multipliers[node], target);
+            let upper_bound = offered.upper_bound(of, &mut self.multipliers[node], target, SUBGRADIENT_STEPS);
             self.work += of.pods.len() / 4 + 1;
             if upper_bound > target {
                 promising.push(Promising { node, target, upper_bound });
@@ -219,11 +222,18 @@ impl PatternSearch {
         (entering, excess)
     }
 
-    /// Raises the bound by patterns for all pods.
-    pub fn raise_bound(&mut self, limit: usize) {
+    /// The cheapest nodes for all pods that cost less than `ceiling`, by branch and bound; `values` must be those of the bound.
+    pub fn branch(&mut self, ceiling: f64, steps: usize) -> Branched {
+        let branched = branch(&self.kinds, &self.values, &self.multipliers, ceiling, steps);
+        self.work += branched.steps;
+        branched
+    }
+
+    /// Raises the bound by patterns for all pods, up to a `ceiling` that suffices.
+    pub fn raise_bound(&mut self, limit: usize, ceiling: f64) {
         let counts = self.counts();
         let mut patterns = std::mem::take(&mut self.patterns);
-        let goal = Goal { gap: GAP, tail: 0.0, ceiling: f64::INFINITY, work: limit };
+        let goal = Goal { gap: GAP, tail: 0.0, ceiling, work: limit };
         let (_, bound) = self.generate(&counts, &mut patterns, &goal);
         self.patterns = patterns;
         self.bound = self.bound.max(bound);

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use crate::planner::columns::dims::{float, real};
 use crate::planner::patterns::knapsack::Offered;
 use crate::planner::patterns::master::{Master, PricedPattern};
-use crate::planner::patterns::node_kinds::{Kinds, NodeKind, PodKind};
+use crate::planner::patterns::node_kinds::{Kinds, NodeKind, PodKind, most_of};
 use crate::planner::patterns::search::PatternSearch;
 use crate::planner::state::demand::pattern::Pattern;
 
@@ -54,11 +54,13 @@ fn kinds(pods: &[Pod], nodes: &[(u32, [i64; 2])]) -> Kinds {
         .collect();
     let node = |(price, room): &(u32, [i64; 2])| {
         let holds = |pod: &usize| pods[*pod].need.iter().zip(room).all(|(need, room)| need <= room);
+        let held: Vec<usize> = (0..pods.len()).filter(holds).collect();
         NodeKind {
             column: 0,
             price: f64::from(*price),
             room: room.to_vec(),
-            pods: (0..pods.len()).filter(holds).collect(),
+            most: most_of(&pods, &held, room, &[]),
+            pods: held,
             counts: Vec::new(),
             caps: Vec::new(),
             mask: 1,
@@ -121,7 +123,7 @@ proptest! {
         for node in &kinds.nodes {
             let best = all_patterns(&kinds, node).iter().map(|pattern| worth(pattern, &values)).fold(0.0, f64::max);
             let mut multipliers = vec![node.price / real(node.room[0]), 0.0];
-            let upper_bound = offered.upper_bound(node, &mut multipliers, target);
+            let upper_bound = offered.upper_bound(node, &mut multipliers, target, 5);
             prop_assert!(upper_bound >= best - 1e-6, "{upper_bound} of the relaxation, {best}");
             let filled = offered.fill(node, &multipliers, upper_bound, target, ENOUGH_STEPS);
             prop_assert!(filled.upper_bound >= best.min(target) - 1e-6);
@@ -201,8 +203,27 @@ proptest! {
         let best = optimum(&kinds, &counts, &mut HashMap::new());
         let guess = vec![1.0; counts.len()];
         let Some(mut search) = PatternSearch::new(kinds, guess, false) else { return Ok(()) };
-        search.raise_bound(ENOUGH_STEPS);
+        search.raise_bound(ENOUGH_STEPS, f64::INFINITY);
         prop_assert!(search.bound <= best * (1.0 + 1e-6), "bound {} of {best}", search.bound);
+        let values = search.values.clone();
+        // Enough for some, too few for others.
+        for (ceiling, steps) in [(f64::INFINITY, ENOUGH_STEPS), (best + 0.5, ENOUGH_STEPS), (best - 0.5, ENOUGH_STEPS), (f64::INFINITY, 40)] {
+            let found = search.branch(ceiling, steps);
+            let cost = found.nodes.as_ref().map(|nodes| nodes.iter().map(|(node, _)| search.kinds.nodes[*node].price).sum::<f64>());
+            prop_assert!(found.is_proven || steps < ENOUGH_STEPS);
+            if found.is_proven {
+                let expected = Some(best).filter(|best| *best < ceiling);
+                prop_assert!(cost.map(f64::round) == expected.map(f64::round), "{cost:?} below {ceiling}, {best} at values {values:?}");
+            }
+            if let Some(nodes) = found.nodes {
+                let mut left = counts.clone();
+                for (node, pattern) in &nodes {
+                    prop_assert!(search.kinds.holds(&search.kinds.nodes[*node], pattern));
+                    pattern.iter().for_each(|(pod, count)| left[*pod] -= count);
+                }
+                prop_assert_eq!(left.iter().sum::<usize>(), 0);
+            }
+        }
         // The gap of the fractional relaxation is small, and none of it is due to the search.
         prop_assert!(search.bound >= best * 0.5, "bound {} of {best}", search.bound);
         let Some(nodes) = search.dive(f64::INFINITY, usize::MAX) else { panic!("a dive without limits ends") };

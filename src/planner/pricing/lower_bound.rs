@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::model::labels;
 use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::{fits, is_extended, real};
+use crate::planner::columns::dims::{fits, float, is_extended, real};
 use crate::planner::pricing::duals::{CoveringLp, LpDemand, Offer};
 use crate::planner::pricing::reach::{MAX_REQUESTS, Reach};
 use crate::planner::pricing::subproblem::Subproblem;
@@ -101,6 +101,12 @@ fn bound_of<'d>(
     for (at, of) in demands.iter().enumerate() {
         let prices = lp.of_demand(&prices, at);
         of.items.iter().for_each(|item| values[*item] = state.demand.value_at(*item, prices));
+    }
+    // The LP is solved within a tolerance: scaled, the values are those of the bound.
+    let worth = |at: usize| values[at] * float(state.demand.items[at].remaining);
+    let total: f64 = (0..values.len()).map(worth).sum();
+    if total > prices.bound {
+        values.iter_mut().for_each(|value| *value *= prices.bound / total);
     }
     Some(LowerBound { cost: prices.bound, values })
 }

@@ -54,6 +54,9 @@ pub(crate) struct PlanState<'u, 'p> {
     /// Pods placed on existing nodes: index into `existing` and pattern. A node may occur more than once.
     pub placements: Vec<(usize, Pattern)>,
     pub purchased: Vec<PurchasedNode>,
+    /// Nodes of `purchased` that stay, from the first on: those of earlier passes, whose pods have a NodePool of higher weight or a column
+    /// that they prefer.
+    pub fixed: usize,
     /// Remaining limits, by NodePool.
     pub budgets: Vec<Budget>,
     /// Host state of a new node, by daemon set id of its column.
@@ -93,6 +96,7 @@ impl<'u, 'p> PlanState<'u, 'p> {
             initial_hosts,
             placements: Vec::new(),
             purchased: Vec::new(),
+            fixed: 0,
             running_counters,
             strategy: STRATEGIES[0],
         }

@@ -54,6 +54,40 @@ fn b36_pods_beyond_a_limit_use_the_next_pool_or_name_the_limit() {
 }
 
 #[test]
+fn nodes_of_a_pool_of_higher_weight_stay_when_others_are_improved() {
+    // Node for node, the second pool is cheaper.
+    let heavy = json!({"weight": 10, "limits": {"cpu": "32"}, "requirements": [
+        {"key": "karpenter.k8s.aws/instance-family", "operator": "In", "values": ["r1"]}]});
+    let mut world = World::with_pools(&[("first", heavy), ("second", json!({}))]);
+    for (at, cpu) in ["1100m", "1700m", "2300m", "2900m", "700m", "1300m", "1900m"].iter().enumerate() {
+        world.pods(&format!("p{at}"), 5, &json!({}), cpu, "1Gi", &json!({}));
+    }
+    let plan = world.plan();
+    assert!(plan.unschedulable.is_empty());
+    let cpu = |pool: usize| -> i64 {
+        let of_pool = plan.new_nodes.iter().filter(|node| node.pool == pool);
+        of_pool.map(|node| node.choices[0].instance_type.capacity.cpu.0).sum()
+    };
+    assert_eq!(cpu(0), 32_000, "the limit of the first pool is used up: {:?}", types(&plan));
+    assert!(cpu(1) > 0);
+}
+
+#[test]
+fn pods_that_min_values_keep_from_one_pool_get_nodes_of_another() {
+    let requirement = json!({"key": "karpenter.k8s.aws/instance-family", "operator": "Exists", "minValues": 9});
+    let strict = json!({"requirements": [requirement]});
+    // Of equal weight and price: every column of the strict pool is as promising.
+    let pools = [("a", strict.clone()), ("b", strict.clone()), ("c", strict.clone()), ("d", strict), ("z", json!({}))];
+    let mut world = World::with_pools(&pools);
+    for (at, cpu) in ["1100m", "1700m", "2300m", "2900m", "700m"].iter().enumerate() {
+        world.pods(&format!("p{at}"), 9, &json!({}), cpu, "1Gi", &json!({}));
+    }
+    let plan = world.plan();
+    assert_eq!(plan.unschedulable.len(), 0, "{:?}", plan.unschedulable.first());
+    assert!(plan.new_nodes.iter().all(|node| node.pool == 4));
+}
+
+#[test]
 fn b37_limits_include_nodes_in_flight_and_the_number_of_nodes() {
     let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "6"}}))]);
     world.problem.pools[0].usage = Resources { cpu: Millicores(4000), ..Resources::default() };

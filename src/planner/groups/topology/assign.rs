@@ -42,16 +42,57 @@ impl Topology {
         let divided = self.repair(groups, &mut company, divided);
         let divided = self.reorder(groups, &mut company, divided);
         for one in divided {
+            let least = self.least_in_places(&one);
             for (place, count) in one.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
-                done.push(Assignment { group: one.group, pins: one.pins(place), count: *count, refused: None });
+                let least = least.as_ref().map_or(0, |least| least[place].min(*count));
+                done.push(Assignment { group: one.group, pins: one.pins(place), count: *count, least, refused: None });
             }
             if one.left > 0 {
-                done.push(Assignment { group: one.group, pins: Vec::new(), count: one.left, refused: one.refused });
+                done.push(Assignment {
+                    group: one.group,
+                    pins: Vec::new(),
+                    count: one.left,
+                    least: 0,
+                    refused: one.refused,
+                });
             }
             let group = one.group;
             self.settled.extend(one.keys.into_iter().map(|(key, rules)| (group, key, rules)));
         }
         done
+    }
+
+    /// The least number of pods of a group in each place, in any valid assignment: with one key, whose only rule is a required spread of the
+    /// group's own pods, the other domains hold no more than `maxSkew` above a domain. `None` for other groups.
+    fn least_in_places(&self, one: &Divided) -> Option<Vec<usize>> {
+        let [(key, rules)] = one.keys.as_slice() else { return None };
+        let [rule] = rules.spread.as_slice() else { return None };
+        let pods: i64 = one.counts.iter().map(|count| i64::try_from(*count).unwrap_or(i64::MAX)).sum();
+        let counter = &self.counters[rule.counter];
+        let is_alone = counter.planned.iter().sum::<i64>() == pods
+            && rules.anti.is_empty()
+            && rules.affinity.is_empty()
+            && one.wants.is_none()
+            && rules.raises.iter().all(|raised| self.counters[*raised].refusers.iter().all(|refusers| *refusers == 0));
+        if !rule.hard || rule.own != 1 || one.left > 0 || !is_alone {
+            return None;
+        }
+        let absent = self.keys[*key].absent;
+        let eligible = rule.eligible.iter().filter(|eligible| **eligible).count();
+        let least_in = |domain: usize| {
+            if !rule.eligible[domain] {
+                return 0;
+            }
+            let enough = |own: &i64| {
+                let least = if eligible < rule.min_domains { 0 } else { rule.base[domain] + own };
+                let others = (0..rule.base.len()).filter(|other| *other != domain && absent != Some(*other));
+                let room = others.map(|other| (least + rule.max_skew - rule.base[other]).max(0)).sum::<i64>();
+                own + room >= pods
+            };
+            (0..=pods).find(enough).unwrap_or(0)
+        };
+        let least = (0..one.counts.len()).map(|place| usize::try_from(least_in(one.domain(place, 0))).unwrap_or(0));
+        Some(least.collect())
     }
 
     /// The groups that rules concern. The assignments of all other groups are final.

@@ -13,6 +13,8 @@ pub(crate) struct Assignment {
     /// Key and domain index of each pin.
     pub pins: Vec<(usize, usize)>,
     pub count: usize,
+    /// How many of them the group has in these domains in every valid assignment, at least.
+    pub least: usize,
     /// Why these pods cannot be placed.
     pub refused: Option<String>,
 }
@@ -34,7 +36,7 @@ pub(crate) struct Key {
 impl Assignment {
     /// All pods of a group, pinned to no domain.
     pub fn whole(index: usize, group: &Group) -> Self {
-        Self { group: index, pins: Vec::new(), count: group.pods.len(), refused: None }
+        Self { group: index, pins: Vec::new(), count: group.pods.len(), least: 0, refused: None }
     }
 }
 

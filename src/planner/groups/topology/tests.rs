@@ -128,3 +128,27 @@ fn pods_left_unplaced_in_one_domain_make_the_others_exceed_the_skew() {
     let placed = |_: usize, _: usize, domain: usize| if domain == 0 { 0 } else { 2 };
     assert_eq!(topology.overflow(&planned, &placed), Some((0, 0, 1, 1)), "one pod too many in z-b");
 }
+
+/// The pods that the group has in each zone at least.
+fn least(world: &World) -> BTreeMap<String, usize> {
+    let (topology, mut parts, _) = assigned(world, Domains::default(), Room::default());
+    parts.iter_mut().for_each(|part| part.count = part.least);
+    by_domain(&topology, &parts)
+}
+
+#[test]
+fn each_zone_has_the_pods_that_the_others_have_no_room_for_at_least() {
+    for (pods, skew, each) in [(6, 1, 2), (7, 1, 2), (8, 1, 2), (9, 1, 3), (9, 2, 2), (2, 1, 0), (9, 9, 0)] {
+        let found = least(&world(pods, &spread(ZONE, &labels(), &json!({"maxSkew": skew}))));
+        assert!(found.values().all(|least| *least == each), "{pods} pods with a skew of {skew}: {found:?}");
+    }
+}
+
+#[test]
+fn pods_that_other_rules_concern_have_no_least_number_in_a_zone() {
+    let mut other = world(6, &spread(ZONE, &labels(), &json!({})));
+    other.pods("other", 3, &labels(), "2", "1Gi", &json!({}));
+    assert!(least(&other).values().all(|least| *least == 0), "pods of others are counted too");
+    let soft = world(6, &spread(ZONE, &labels(), &json!({"whenUnsatisfiable": "ScheduleAnyway"})));
+    assert!(least(&soft).values().all(|least| *least == 0), "a preference requires nothing");
+}

@@ -67,7 +67,8 @@ impl<'g> Demand<'g> {
                 column_pools.push(ColumnPool { sample: assignment.group, pins: assignment.pins.clone(), levels });
                 column_pools.len() - 1
             });
-            items.push(DemandItem { group: assignment.group, column_pool, remaining: assignment.count, first });
+            let (group, count, least) = (assignment.group, assignment.count, assignment.least);
+            items.push(DemandItem { group, column_pool, remaining: count, assigned: count, least, first });
         }
         let (items, merged_from) = merged(items, groups);
         let sizes: Vec<(usize, &[i64])> =
@@ -186,6 +187,8 @@ fn merged(items: Vec<DemandItem>, groups: &[Group]) -> (Vec<DemandItem>, Vec<Vec
             parts.push(vec![item]);
         } else {
             out[at].remaining += item.remaining;
+            out[at].assigned += item.assigned;
+            out[at].least += item.least;
             parts[at].push(item);
         }
     }

@@ -36,6 +36,10 @@ pub(crate) struct DemandItem {
     pub column_pool: usize,
     /// Pods not placed yet.
     pub remaining: usize,
+    /// Pods of the assignment.
+    pub assigned: usize,
+    /// How many of them every valid assignment has in these domains, at least.
+    pub least: usize,
     /// Index of its first pod in the group's list. Pods are placed from there, in the order of the items.
     pub first: usize,
 }
