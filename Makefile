@@ -162,6 +162,7 @@ bench: ## Cost, time and memory compared with Karpenter's, as a table and a plot
 	cargo build --release --locked
 	$(PYTHON) benches/bench.py --binary $(CARGO_TARGET_DIR)/release/stowage --out $(CARGO_TARGET_DIR)/bench $(BENCH)
 	cargo bench --locked --quiet --bench incremental | tee $(CARGO_TARGET_DIR)/bench/incremental.md
+	$(PYTHON) benches/worst_cases.py --binary $(CARGO_TARGET_DIR)/release/stowage | tee $(CARGO_TARGET_DIR)/bench/worst_cases.md
 	$(MAKE) bench-state bench-launches
 
 bench-launches: tools moto ## Calls per 1,000 launches and time from plan to CreateFleet, of the release build against moto

@@ -57,10 +57,10 @@ pub struct SimulateArgs {
     /// Planner settings.
     #[command(flatten)]
     pub plan: PlanArgs,
-    /// Output format.
     /// Spend up to some seconds on a lower bound that proves more about the plan.
     #[arg(long)]
     pub prove: bool,
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
 }

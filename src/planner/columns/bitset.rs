@@ -1,30 +1,37 @@
 //! A fixed-size set of column indexes.
 
-/// A set of small integers, as a bit vector.
+use std::sync::Arc;
+
+/// A set of small integers, as a bit vector. Clones share it until one is changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Bits {
-    words: Vec<u64>,
+    words: Arc<Vec<u64>>,
 }
 
 impl Bits {
     /// The empty set with room for `len` members.
     pub fn empty(len: usize) -> Self {
-        Self { words: vec![0; len.div_ceil(64)] }
+        Self { words: Arc::new(vec![0; len.div_ceil(64)]) }
     }
 
     /// All of `0..len`.
     pub fn full(len: usize) -> Self {
-        let mut out = Self { words: vec![u64::MAX; len.div_ceil(64)] };
+        let mut words = vec![u64::MAX; len.div_ceil(64)];
         if !len.is_multiple_of(64)
-            && let Some(last) = out.words.last_mut()
+            && let Some(last) = words.last_mut()
         {
             *last = (1 << (len % 64)) - 1;
         }
-        out
+        Self { words: Arc::new(words) }
+    }
+
+    /// The address of the shared words: equal for clones.
+    pub fn address(&self) -> usize {
+        Arc::as_ptr(&self.words).addr()
     }
 
     pub fn insert(&mut self, at: usize) {
-        self.words[at / 64] |= 1 << (at % 64);
+        Arc::make_mut(&mut self.words)[at / 64] |= 1 << (at % 64);
     }
 
     pub fn contains(&self, at: usize) -> bool {
@@ -32,7 +39,10 @@ impl Bits {
     }
 
     pub fn and(&mut self, other: &Self) {
-        for (word, with) in self.words.iter_mut().zip(&other.words) {
+        if self.words.iter().zip(other.words.iter()).all(|(word, with)| word & !with == 0) {
+            return;
+        }
+        for (word, with) in Arc::make_mut(&mut self.words).iter_mut().zip(other.words.iter()) {
             *word &= with;
         }
     }
@@ -45,7 +55,10 @@ impl Bits {
     }
 
     pub fn or(&mut self, other: &Self) {
-        for (word, with) in self.words.iter_mut().zip(&other.words) {
+        if Arc::ptr_eq(&self.words, &other.words) {
+            return;
+        }
+        for (word, with) in Arc::make_mut(&mut self.words).iter_mut().zip(other.words.iter()) {
             *word |= with;
         }
     }

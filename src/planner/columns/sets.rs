@@ -1,6 +1,6 @@
 //! Interned sets of columns: the node constraints of a class become a set over the [table](crate::planner::columns::table).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Taint;
 
 use crate::model::labels;
 use crate::model::offering::OFFERING_LABELS;
-use crate::model::pod_class::{NodeTerm, PodClass};
+use crate::model::pod_class::{NodeTerm, PodClass, Toleration};
 use crate::model::requirement::ValueSet;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::daemons::DaemonNeed;
@@ -20,8 +20,10 @@ use crate::planner::input::problem::Problem;
 #[derive(Debug)]
 pub(crate) struct ColumnSet {
     pub bits: Bits,
-    /// Pareto frontier: the columns whose room no other column of the set dominates.
-    pub frontier: Vec<usize>,
+    /// Columns that stand for those of the set, ascending by price: no cheaper one has as much room.
+    efficient: Vec<usize>,
+    /// Pareto frontier of these: no other has as much room.
+    frontier: Vec<usize>,
     /// Estimated price of a pod by its size, filled on demand.
     prices: HashMap<Vec<i64>, i64>,
 }
@@ -32,8 +34,13 @@ pub(crate) struct ColumnSets<'p> {
     table: Arc<ColumnTable>,
     pub sets: Vec<ColumnSet>,
     by_bits: HashMap<Bits, usize>,
+    /// Of the sets at two addresses; kept, so that no other set gets the address.
+    intersections: HashMap<(usize, usize), (Bits, Bits, usize)>,
     requirement_bits: HashMap<(Arc<str>, ValueSet), Bits>,
+    /// Shapes by their value of each label that a requirement has named; offering labels excepted.
+    shapes_by_value: HashMap<Arc<str>, Vec<(Option<String>, Vec<usize>)>>,
     constraint_bits: HashMap<NodeConstraint, Bits>,
+    tolerated_bits: HashMap<Vec<Toleration>, Bits>,
 }
 
 impl Deref for ColumnSets<'_> {
@@ -48,7 +55,7 @@ impl Deref for ColumnSets<'_> {
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct NodeConstraint {
     terms: Vec<NodeTerm>,
-    tolerations: Vec<crate::model::pod_class::Toleration>,
+    tolerations: Vec<Toleration>,
 }
 
 impl<'p> ColumnSets<'p> {
@@ -70,8 +77,11 @@ impl<'p> ColumnSets<'p> {
             table,
             sets: Vec::new(),
             by_bits: HashMap::new(),
+            intersections: HashMap::new(),
             requirement_bits: HashMap::new(),
+            shapes_by_value: HashMap::new(),
             constraint_bits: HashMap::new(),
+            tolerated_bits: HashMap::new(),
         }
     }
 
@@ -94,19 +104,33 @@ impl ColumnSets<'_> {
         if let Some(id) = self.by_bits.get(&bits) {
             return *id;
         }
-        let mut seen: BTreeSet<&[i64]> = BTreeSet::new();
+        let mut has_kind = vec![false; self.kinds.len()];
+        bits.iter().for_each(|column| has_kind[self.kind[column]] = true);
+        let mut efficient: Vec<usize> = Vec::new();
         let mut frontier: Vec<usize> = Vec::new();
-        for column in bits.iter() {
-            let room = self.room(column);
-            if !seen.insert(room) || frontier.iter().any(|f| fits(room, self.room(*f))) {
+        for (column, _) in self.kinds.iter().zip(has_kind).filter(|(_, has_kind)| *has_kind) {
+            let room = self.room(*column);
+            if frontier.iter().any(|f| fits(room, self.room(*f))) {
                 continue;
             }
             frontier.retain(|f| !fits(self.room(*f), room));
-            frontier.push(column);
+            frontier.push(*column);
+            efficient.push(*column);
         }
         let id = self.sets.len();
-        self.sets.push(ColumnSet { bits: bits.clone(), frontier, prices: HashMap::new() });
+        self.sets.push(ColumnSet { bits: bits.clone(), efficient, frontier, prices: HashMap::new() });
         self.by_bits.insert(bits, id);
+        id
+    }
+
+    /// Interns the intersection of two sets, and remembers it for these sets and their clones.
+    pub fn common_set(&mut self, a: &Bits, b: &Bits) -> usize {
+        let key = (a.address(), b.address());
+        if let Some((_, _, id)) = self.intersections.get(&key) {
+            return *id;
+        }
+        let id = self.column_set(a.intersection(b));
+        self.intersections.insert(key, (a.clone(), b.clone(), id));
         id
     }
 
@@ -129,8 +153,9 @@ impl ColumnSets<'_> {
             let exact = |n: i64, r: i64| price.saturating_mul(n) / r.max(1);
             shares.map(|(n, r)| if *n > 1 << 30 { of(*n, *r) } else { exact(*n, *r) }).max().unwrap_or(0)
         };
-        let bits = &self.sets[column_set].bits;
-        let price = bits.iter().filter(|c| fits(need, self.room(*c))).map(share).min().unwrap_or(i64::MAX);
+        // A cheaper node with as much room has the smaller share.
+        let efficient = self.sets[column_set].efficient.iter().copied();
+        let price = efficient.filter(|c| fits(need, self.room(*c))).map(share).min().unwrap_or(i64::MAX);
         self.sets[column_set].prices.insert(need.to_vec(), price);
         price
     }
@@ -165,13 +190,17 @@ impl ColumnSets<'_> {
     }
 
     /// Columns of the NodePools whose taints a class tolerates.
-    pub fn tolerated(&self, class: &PodClass) -> Bits {
+    pub fn tolerated(&mut self, class: &PodClass) -> Bits {
+        if let Some(bits) = self.tolerated_bits.get(&class.tolerations) {
+            return bits.clone();
+        }
         let pools: Vec<bool> =
             self.problem.pools.iter().map(|pool| class.untolerated(&pool.taints).is_none()).collect();
         let mut bits = Bits::empty(self.columns.len());
         for shape in self.shapes.iter().filter(|s| pools[self.variants[s.variant].pool]) {
             (shape.first..shape.end).for_each(|column| bits.insert(column));
         }
+        self.tolerated_bits.insert(class.tolerations.clone(), bits.clone());
         bits
     }
 
@@ -218,9 +247,21 @@ impl ColumnSets<'_> {
                     bits = self.where_column(|column| set.accepts(self.label(column, key)));
                 }
                 _ => {
-                    for (at, shape) in self.shapes.iter().enumerate() {
-                        if set.accepts(self.shape_label(at, key)) {
-                            (shape.first..shape.end).for_each(|column| bits.insert(column));
+                    let shapes = self.shapes_by_value.entry(Arc::clone(key)).or_insert_with(|| {
+                        let mut by_value: BTreeMap<Option<String>, Vec<usize>> = BTreeMap::new();
+                        for at in 0..self.table.shapes.len() {
+                            let value = self.table.shape_label(at, key);
+                            match by_value.get_mut(&value.map(str::to_owned)) {
+                                Some(shapes) => shapes.push(at),
+                                None => drop(by_value.insert(value.map(str::to_owned), vec![at])),
+                            }
+                        }
+                        by_value.into_iter().collect()
+                    });
+                    for (value, of_value) in shapes {
+                        if set.accepts(value.as_deref()) {
+                            let columns = of_value.iter().map(|at| &self.table.shapes[*at]);
+                            columns.flat_map(|shape| shape.first..shape.end).for_each(|column| bits.insert(column));
                         }
                     }
                 }
@@ -233,6 +274,8 @@ impl ColumnSets<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use crate::test_support::planner::World;
     use serde_json::json;
 
@@ -274,13 +317,10 @@ mod tests {
         let mut world = World::with_pools(&[("default", json!({})), ("tainted", taint)]);
         world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
         world.pods("t", 1, &json!({}), "1", "1Gi", &json!({"tolerations": [{"key": "k", "operator": "Exists"}]}));
-        let column_sets = ColumnSets::new(&world.problem, &ColumnCache::default());
-        let pools = |pod: usize| -> BTreeSet<usize> {
-            column_sets
-                .tolerated(&world.problem.pods[pod].class)
-                .iter()
-                .map(|column| column_sets.pool(column))
-                .collect()
+        let mut column_sets = ColumnSets::new(&world.problem, &ColumnCache::default());
+        let mut pools = |pod: usize| -> BTreeSet<usize> {
+            let bits = column_sets.tolerated(&world.problem.pods[pod].class);
+            bits.iter().map(|column| column_sets.pool(column)).collect()
         };
         assert_eq!((pools(0), pools(1)), (BTreeSet::from([0]), BTreeSet::from([0, 1])));
     }

@@ -56,8 +56,13 @@ pub(crate) struct ColumnTable {
     pub columns: Vec<Column>,
     /// Columns in ascending order of price; ties by capacity type, instance type and zone.
     pub by_price: Vec<usize>,
+    /// The columns of each NodePool, in that order.
+    of_pool: Vec<Vec<usize>>,
     /// Position of each column in `by_price`.
     pub rank: Vec<usize>,
+    /// Columns of equal room and price: the kind of each column, and the first column of each kind, in ascending order of price.
+    pub kind: Vec<usize>,
+    pub kinds: Vec<usize>,
     /// Maximum room per dimension over the columns up to each position of `by_price`; `dims.len()` numbers per position.
     most: Vec<i64>,
     /// Room of each column for pods, after daemons; `dims.len()` numbers per column.
@@ -175,8 +180,28 @@ impl ColumnTable {
             most.iter_mut().zip(self.room(*column)).for_each(|(most, room)| *most = (*most).max(*room));
             self.most.extend_from_slice(&most);
         }
+        self.number_kinds(&by_price);
+        self.of_pool = vec![Vec::new(); self.variants.iter().map(|variant| variant.pool + 1).max().unwrap_or(0)];
+        for column in &by_price {
+            let pool = self.pool(*column);
+            self.of_pool[pool].push(*column);
+        }
         self.by_price = by_price;
         self.has_counted = self.columns.iter().any(|column| column.left.is_some());
+    }
+
+    fn number_kinds(&mut self, by_price: &[usize]) {
+        let mut ids: HashMap<(i64, &[i64]), usize> = HashMap::new();
+        let mut kind = vec![0; self.columns.len()];
+        let mut kinds = Vec::new();
+        for column in by_price {
+            kind[*column] = *ids.entry((self.columns[*column].price, self.room(*column))).or_insert_with(|| {
+                kinds.push(*column);
+                kinds.len() - 1
+            });
+        }
+        drop(ids);
+        (self.kind, self.kinds) = (kind, kinds);
     }
 
     fn add_pool(&mut self, problem: &Problem, at: usize, inputs: &TableInputs) {
@@ -306,6 +331,12 @@ impl ColumnTable {
             }
         }
         (self.daemon_sets, self.daemon_set, self.room) = (daemon_sets, daemon_set, room);
+    }
+
+    /// The columns of a NodePool that may hold `load`, in ascending order of price; columns of other NodePools may be among them.
+    pub fn by_price_in(&self, pool: usize, load: &[i64]) -> &[usize] {
+        let all = self.by_price_for(load);
+        self.of_pool.get(pool).filter(|of_pool| of_pool.len() < all.len()).map_or(all, Vec::as_slice)
     }
 
     /// The suffix of `by_price` after the columns that all lack room for `load` in some dimension: binary search on the running maxima.

@@ -35,7 +35,7 @@ fn cheaper_column(state: &PlanState<'_, '_>, column: usize, pattern: &[(usize, u
     let mut common: Option<Bits> = None;
     state
         .column_sets
-        .by_price_for(&load)
+        .by_price_in(state.column_sets.pool(column), &load)
         .iter()
         .copied()
         .take_while(|c| price(*c) < price(column))

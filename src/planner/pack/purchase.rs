@@ -24,6 +24,9 @@ const MAX_PRICE_TO_VALUE: f64 = 1.3;
 ///
 /// [`Strategy::limit_node_price`]: crate::planner::state::plan_state::Strategy::limit_node_price
 const MAX_PRICE_TO_VALUE_PER_NODE: f64 = 1.15;
+/// Buckets of pods from which on so few columns are filled: the work of filling one grows with them.
+const MANY_BUCKETS: usize = 1_000;
+const FEW_CANDIDATES: usize = 3;
 /// Columns compared per price band; a band spans a factor of two.
 const COLUMNS_PER_BAND: usize = 3;
 
@@ -192,16 +195,18 @@ fn fill_candidates(
     binding: &[u32],
 ) -> Vec<Candidate> {
     let mut out: Vec<Candidate> = Vec::new();
+    let mut is_crowded = false;
     // A pod whose dual price is zero still needs a node.
     let mut incumbent = f64::NEG_INFINITY;
     for (column, upper_bound) in columns.iter().copied() {
-        if upper_bound <= incumbent {
+        if upper_bound <= incumbent || (out.len() >= FEW_CANDIDATES && is_crowded) {
             break;
         }
         // Evaluated once per column pool, not for each of its buckets.
         let accepted: Vec<bool> =
             (0..state.demand.column_pools.len()).map(|pool| subproblem.may_use(state, pool, column)).collect();
         let buckets = state.demand.open_buckets(|pool| accepted[pool]);
+        is_crowded |= buckets.len() > MANY_BUCKETS;
         let host = state.daemon_host(column).clone();
         let bin = Bin { room: state.column_sets.room(column), host: &host, pattern: &[] };
         let prices = with_floor(subproblem.prices_on(state, &pricing.prices, column), &state.reference_prices);

@@ -58,7 +58,8 @@ pub(crate) fn substitutes(
     let load = load(state, pattern);
     let common = common_columns(state, column, pattern);
     let mut last: Option<(usize, bool)> = None;
-    state.column_sets.by_price_for(&load).iter().copied().filter(move |c| {
+    let candidates = state.column_sets.by_price_in(state.column_sets.pool(column), &load);
+    candidates.iter().copied().filter(move |c| {
         // Offerings of a shape and one price are adjacent, and differ in capacity only by their daemons: check a shape once.
         let shape = state.column_sets.columns[*c].shape;
         if last.is_none_or(|(of, _)| of != shape) {

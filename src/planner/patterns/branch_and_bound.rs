@@ -76,7 +76,9 @@ impl Branching<'_> {
                 return;
             }
             let mut rest = left.to_vec();
-            pattern.iter().for_each(|(kind, count)| rest[*kind] -= count);
+            for (kind, count) in &pattern {
+                rest[*kind] -= count;
+            }
             let cost = cost + self.kinds.nodes[node].price;
             self.nodes.push((node, pattern));
             self.visit(&rest, cost);

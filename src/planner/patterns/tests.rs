@@ -219,7 +219,9 @@ proptest! {
                 let mut left = counts.clone();
                 for (node, pattern) in &nodes {
                     prop_assert!(search.kinds.holds(&search.kinds.nodes[*node], pattern));
-                    pattern.iter().for_each(|(pod, count)| left[*pod] -= count);
+                    for (pod, count) in pattern {
+                        left[*pod] -= count;
+                    }
                 }
                 prop_assert_eq!(left.iter().sum::<usize>(), 0);
             }

@@ -77,12 +77,13 @@ struct Row {
 impl CoveringLp {
     /// The amounts of `demands` matter here only for merging. `caps_per_node` is what each column offers of each host cap. The
     /// caller leaves out demands that no column can hold. Beyond the `max_sets` sets with the largest CPU demand, the sets of each
-    /// size tier are merged into their union, which keeps the LP a relaxation. At most 32 sets in all.
+    /// size tier are merged into their union, which keeps the LP a relaxation. At most 32 sets in all. With more than `max_couplings` couplings
+    /// (see [`Self::couplings`]) fewer sets are distinguished: the time of a solution grows faster than their number.
     pub fn new(
         column_sets: &ColumnSets<'_>,
         demands: &[LpDemand<'_>],
         caps_per_node: &[i64],
-        max_sets: usize,
+        (max_sets, max_couplings): (usize, usize),
         offer: Offer<impl Fn(usize) -> i64, impl Fn(usize, i64) -> i64>,
     ) -> Self {
         let price = &offer.price;
@@ -91,9 +92,17 @@ impl CoveringLp {
             room.map(|(dim, room)| (offer.room)(dim, *room).max(0)).collect()
         };
         let columns = column_sets.columns.len();
-        let (set_of, sets) = merged_sets(columns, demands, max_sets);
-        let (kind_of, members) = column_kinds(columns, &sets);
         let dims = column_sets.dims.len();
+        let mut max_sets = max_sets;
+        let (set_of, sets, kind_of, members) = loop {
+            let (set_of, sets) = merged_sets(columns, demands, max_sets);
+            let (kind_of, members) = column_kinds(columns, &sets);
+            let couplings = members.iter().map(Vec::len).sum::<usize>() * (dims + caps_per_node.len());
+            if couplings <= max_couplings || max_sets == 0 {
+                break (set_of, sets, kind_of, members);
+            }
+            max_sets /= 2;
+        };
         let kept = undominated(column_sets, &kind_of, members.len(), price);
         let mut scale: Vec<f64> = (0..dims)
             .map(|d| kept.iter().map(|c| real(column_sets.room(*c)[d].max(0))).fold(0.0, f64::max).max(1.0))

@@ -14,6 +14,7 @@ use crate::planner::state::plan_state::PlanState;
 /// Column sets that the bound distinguishes, without size tiers, and besides one for each size tier.
 const MAX_SETS: usize = 24;
 const MAX_SETS_WITH_TIERS: usize = 16;
+const MAX_COUPLINGS: usize = 6_000;
 /// Reduced cost, as a share of the price, up to which column generation ignores a column.
 const BOUND_TOLERANCE: f64 = 1e-9;
 
@@ -94,7 +95,7 @@ fn bound_of<'d>(
     let caps = state.demand.caps_per_node();
     let by_size = demands.iter().any(|of| of.tier > 0);
     let max_sets = if by_size { MAX_SETS_WITH_TIERS } else { MAX_SETS };
-    let mut lp = CoveringLp::new(state.column_sets, &sets, &caps, max_sets, offer);
+    let mut lp = CoveringLp::new(state.column_sets, &sets, &caps, (max_sets, MAX_COUPLINGS), offer);
     let amounts = demands.iter().enumerate().map(|(at, of)| (at, of.amount.as_slice()));
     let prices = lp.prices(amounts, BOUND_TOLERANCE)?;
     let mut values = vec![0.0; state.demand.items.len()];
@@ -106,7 +107,9 @@ fn bound_of<'d>(
     let worth = |at: usize| values[at] * float(state.demand.items[at].remaining);
     let total: f64 = (0..values.len()).map(worth).sum();
     if total > prices.bound {
-        values.iter_mut().for_each(|value| *value *= prices.bound / total);
+        for value in &mut values {
+            *value *= prices.bound / total;
+        }
     }
     Some(LowerBound { cost: prices.bound, values })
 }

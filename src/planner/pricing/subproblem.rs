@@ -8,6 +8,7 @@ use crate::planner::state::plan_state::PlanState;
 /// Column sets that dual prices distinguish when nodes are purchased: without size tiers, and besides one for each size tier.
 const MAX_SETS: usize = 12;
 const MAX_SETS_WITH_TIERS: usize = 4;
+const MAX_COUPLINGS: usize = 2_500;
 /// Reduced cost, as a share of the price, up to which column generation ignores a column. A purchase at such prices is as good.
 const PRICING_TOLERANCE: f64 = 2e-3;
 
@@ -179,7 +180,7 @@ impl Subproblem {
         let max_sets = if by_size { MAX_SETS_WITH_TIERS } else { MAX_SETS };
         let offer =
             Offer { price: |column: usize| state.column_sets.columns[column].price, room: |_: usize, room: i64| room };
-        CoveringLp::new(state.column_sets, &demands, &state.demand.caps_per_node(), max_sets, offer)
+        CoveringLp::new(state.column_sets, &demands, &state.demand.caps_per_node(), (max_sets, MAX_COUPLINGS), offer)
     }
 
     /// Remaining amount of each resource, then of each host cap, by price class.

@@ -138,17 +138,14 @@ impl Topology {
                 price: 0,
                 room,
             };
-            let here = column_sets.column_set(group.domains.intersection(columns));
+            let here = column_sets.common_set(&group.domains, columns);
             found.counts = column_sets.any_fits(here, &group.need);
             for (level, bits) in group.levels.iter().enumerate().filter(|_| found.counts) {
-                let both = bits.intersection(columns);
-                if !both.is_empty() {
-                    let id = column_sets.column_set(both);
-                    if column_sets.any_fits(id, &group.need) {
-                        (found.new, found.level) = (true, level);
-                        found.price = coarse(column_sets.price_of(id, &group.need));
-                        break;
-                    }
+                let id = column_sets.common_set(bits, columns);
+                if column_sets.any_fits(id, &group.need) {
+                    (found.new, found.level) = (true, level);
+                    found.price = coarse(column_sets.price_of(id, &group.need));
+                    break;
                 }
             }
             if let Some(reserved) = reserved.as_ref().filter(|_| found.counts && !found.new) {

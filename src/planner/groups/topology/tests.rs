@@ -132,7 +132,9 @@ fn pods_left_unplaced_in_one_domain_make_the_others_exceed_the_skew() {
 /// The pods that the group has in each zone at least.
 fn least(world: &World) -> BTreeMap<String, usize> {
     let (topology, mut parts, _) = assigned(world, Domains::default(), Room::default());
-    parts.iter_mut().for_each(|part| part.count = part.least);
+    for part in &mut parts {
+        part.count = part.least;
+    }
     by_domain(&topology, &parts)
 }
 

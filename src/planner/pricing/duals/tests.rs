@@ -23,7 +23,7 @@ fn solve(sets: &ColumnSets<'_>, demands: &[(&Bits, &[i64])], caps: &[i64], max_s
     let offer = Offer { price: |column: usize| sets.columns[column].price, room: |_: usize, room: i64| room };
     let of_lp: Vec<LpDemand<'_>> =
         demands.iter().map(|(columns, amount)| LpDemand { columns, amount, tier: 0 }).collect();
-    let mut lp = CoveringLp::new(sets, &of_lp, caps, max_sets, offer);
+    let mut lp = CoveringLp::new(sets, &of_lp, caps, (max_sets, usize::MAX), offer);
     let prices = lp.prices(demands.iter().enumerate().map(|(at, (_, amount))| (at, *amount)), 1e-9).unwrap();
     (lp, prices)
 }
@@ -92,4 +92,24 @@ fn a_host_cap_prices_nodes_where_pods_exclude_each_other() {
     let (lp, prices) = solve(&sets, &[(&all, &[1000, 0, 10, 0, 10])], &[1], 12);
     assert_eq!(micro_usd(prices.bound), 800_000);
     assert_eq!(micro_usd(lp.of_demand(&prices, 0)[4]), 80_000, "the whole price of a node is that of its cap");
+}
+
+#[test]
+fn with_many_couplings_fewer_sets_are_distinguished_and_the_value_is_still_a_bound() {
+    let world = World::new();
+    let column_sets = ColumnSets::new(&world.problem, &ColumnCache::default());
+    let of_zone = |zone: &str| column_sets.where_column(|column| &*column_sets.columns[column].zone == zone);
+    let bits = ["z-a", "z-b", "z-c"].map(of_zone);
+    let amount = [4000, 8 << 30, 4, 0];
+    let demands: Vec<LpDemand<'_>> =
+        bits.iter().map(|columns| LpDemand { columns, amount: &amount, tier: 0 }).collect();
+    let value = |max_couplings: usize| {
+        let offer =
+            Offer { price: |column: usize| column_sets.columns[column].price, room: |_: usize, room: i64| room };
+        let mut lp = CoveringLp::new(&column_sets, &demands, &[], (8, max_couplings), offer);
+        assert!(lp.couplings() <= max_couplings.max(column_sets.dims.len()), "{} couplings", lp.couplings());
+        lp.prices((0..3).map(|at| (at, amount.as_slice())), 0.0).unwrap().bound
+    };
+    let (all, merged) = (value(usize::MAX), value(4));
+    assert!(merged <= all * (1.0 + 1e-9) && merged > 0.0, "{merged} with merged sets, {all} with all");
 }

@@ -76,12 +76,16 @@ impl<'g> Demand<'g> {
         let tiers = SizeTiers::of(column_sets, &sizes);
         let mut capped_items = vec![Vec::new(); counters];
         let mut followers = Vec::new();
+        let mut followers_of: HashMap<u32, Vec<usize>> = HashMap::new();
         for (at, item) in items.iter().enumerate() {
             let host = &groups[item.group].host;
             for (counter, _) in &host.caps {
                 if host.raises.contains(counter) {
                     capped_items[*counter as usize].push(at);
                 }
+            }
+            for (counter, _) in &host.wants {
+                followers_of.entry(*counter).or_default().push(at);
             }
             if !host.wants.is_empty() {
                 followers.push(at);
@@ -111,6 +115,7 @@ impl<'g> Demand<'g> {
             remaining_in: Vec::new(),
             capped_items,
             followers,
+            followers_of,
             host_caps: Vec::new(),
             work: 0,
             direction: Vec::with_capacity(dims),

@@ -1,6 +1,6 @@
 //! The bin-filling heuristic: greedy vector packing by priced dot product and cosine, followed by improving swaps.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use crate::planner::columns::dims::{dot, fits, real};
 use crate::planner::state::demand::Demand;
@@ -213,8 +213,12 @@ impl Demand<'_> {
     fn put_followers(&mut self, fill: &mut Fill, allowed: &HashSet<usize>) {
         for _ in 0..self.followers.len() {
             let mut any = false;
-            for at in 0..self.followers.len() {
-                let item = self.followers[at];
+            // Only those that a pod in the bin leads, in the order of the items.
+            let scratch = &self.scratch;
+            let led = scratch.touched.iter().filter(|counter| scratch.counts[**counter as usize] > 0);
+            let mut open: BTreeSet<usize> =
+                led.filter_map(|counter| self.followers_of.get(counter)).flatten().copied().collect();
+            while let Some(item) = open.pop_first() {
                 if !allowed.contains(&self.bucket_of[item]) {
                     continue;
                 }
@@ -222,6 +226,9 @@ impl Demand<'_> {
                 if count > 0 {
                     self.put(item, count, fill);
                     any = true;
+                    let raised = self.host(item).raises.iter();
+                    let led = raised.filter_map(|counter| self.followers_of.get(counter)).flatten();
+                    open.extend(led.copied().filter(|other| *other > item));
                 }
             }
             if !any {

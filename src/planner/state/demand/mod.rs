@@ -11,6 +11,8 @@ pub mod host_caps;
 pub mod pattern;
 pub mod size_tiers;
 
+use std::collections::HashMap;
+
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::{dot, float, real};
 use crate::planner::groups::group::Group;
@@ -90,6 +92,8 @@ pub(crate) struct Demand<'g> {
     capped_items: Vec<Vec<usize>>,
     /// Items with required host affinity.
     followers: Vec<usize>,
+    /// Followers by each counter that they want above zero, ascending.
+    followers_of: HashMap<u32, Vec<usize>>,
     /// Host caps that dual prices account for.
     pub host_caps: Vec<HostCap>,
     /// Buckets scored so far: the deterministic measure of effort that limits the search.
@@ -210,9 +214,7 @@ impl<'g> Demand<'g> {
     /// Whether host affinity ties an item to other pods of its node: as a follower, or because a follower may depend on it.
     pub fn is_tied(&self, item: usize) -> bool {
         let rules = self.host(item);
-        let leads =
-            |follower: &usize| self.host(*follower).wants.iter().any(|(counter, _)| rules.raises.contains(counter));
-        !rules.wants.is_empty() || self.followers.iter().any(leads)
+        !rules.wants.is_empty() || rules.raises.iter().any(|counter| self.followers_of.contains_key(counter))
     }
 
     /// Takes `copies` of a pattern out of the demand.
