@@ -26,7 +26,7 @@ CARGO_CYCLONEDX := $(CACHE)/cargo-cyclonedx-$(CARGO_CYCLONEDX_VERSION)/bin/cargo
 ADVISORIES := $(CARGO_TARGET_DIR)/advisories
 ADVISORY_DB_NAME := advisory-db-3157b0e258782691
 
-.PHONY: help demo checkout bench fuzz bench-launches bench-state bench-api test soak soak-memory build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-outage test-attacks test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-attacks-short test-kills test-kills-short quick reference crds clean-cache
+.PHONY: help demo checkout bench fuzz bench-launches bench-state bench-api test soak soak-memory build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-outage test-attacks test-scenarios test-replay test-e2e $(E2E:%=test-e2e-%) test-without-service test-attacks-short test-kills test-kills-short quick reference crds clean-cache
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -52,7 +52,7 @@ soak-memory: checkout ## A million pods through the state: memory stays flat
 	cargo test --release --locked --lib -- --ignored --nocapture memory_stays_flat
 
 test-without-service: build tools moto ## Suites that do not need the running service, in one control plane
-	$(call pytest,control_plane kubelets scenarios)
+	$(call pytest,control_plane kubelets scenarios replay)
 
 # Tests know the folder that they were built in. Cargo doesn't see that another checkout built them in the same cache.
 checkout:
@@ -108,6 +108,9 @@ test-rust: checkout ## Unit, property and wire tests
 
 test-scenarios: build moto ## Plans of every scenario kind, judged by the independent checker
 	$(call pytest,scenarios)
+
+test-replay: build tools moto ## Plans of random clusters, replayed through kube-scheduler's filter plugins (STOWAGE_REPLAY=3000 for more)
+	$(call pytest,replay)
 
 test-control-plane: tools moto ## The control plane itself
 	$(call pytest,control_plane)
