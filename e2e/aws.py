@@ -12,10 +12,12 @@ import tempfile
 
 import boto3
 import botocore.config
+import botocore.parsers
 
 from processes import stop, write_pid
 from waiting import wait_until
 
+MOTO_ATTEMPTS = 5
 # Configuration files and profiles of the user must not affect the tests.
 os.environ |= {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
 os.environ.pop("AWS_PROFILE", None)
@@ -77,9 +79,13 @@ class Clients:
             yield from page[result]
 
     def instances(self, **parameters):
-        """Descriptions of instances."""
-        for reservation in self.all_of("describe_instances", "Reservations", **parameters):
-            yield from reservation["Instances"]
+        """Descriptions of instances. Threads of moto share its tables: it answers with an HTML page while another one changes them."""
+        for attempt in range(MOTO_ATTEMPTS):
+            try:
+                return [instance for reservation in self.all_of("describe_instances", "Reservations", **parameters) for instance in reservation["Instances"]]
+            except botocore.parsers.ResponseParserError:
+                if attempt == MOTO_ATTEMPTS - 1:
+                    raise
 
 
 def code(error):

@@ -333,12 +333,16 @@ class TestLifeCycle:
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, None])
     def test_down_stops_an_interrupted_start(self, number, new_directory):
-        where = new_directory()
-        starting = subprocess.Popen([CONTROL_PLANE, "up", where], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        wait_until((where / "pids" / "kube-apiserver.pid").exists, 60, "the API server started")
-        if number:
-            starting.send_signal(number)
-            assert starting.wait(30) != 0
+        # On a busy machine the start may be complete before the signal.
+        for _ in range(3):
+            where = new_directory()
+            starting = subprocess.Popen([CONTROL_PLANE, "up", where], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            wait_until((where / "pids" / "kube-apiserver.pid").exists, 60, "the API server started")
+            if number:
+                starting.send_signal(number)
+            if not number or starting.wait(30) != 0:
+                break
+            command("down", where)
         if number != signal.SIGTERM:
             command("down", where)
         assert starting.wait(30) != 0

@@ -56,10 +56,11 @@ def node(name, one, zone, capacity, pool=None):
 
 
 class Cluster:
-    """A random cluster: pods that wait, nodes with running pods, NodePools, a DaemonSet, volumes, namespaces."""
+    """A random cluster: pods that wait, nodes with running pods, NodePools, a DaemonSet, volumes, namespaces. With `hard` also spot capacity, spread over
+    a label of NodePools, `matchLabelKeys` of affinity, and running pods with rules and ports of their own in other namespaces."""
 
-    def __init__(self, seed, types):
-        self.seed, self.draw, self.types = seed, random.Random(seed), types
+    def __init__(self, seed, types, hard=False):
+        self.seed, self.draw, self.types, self.hard = seed, random.Random(seed), types, hard
         draw = self.draw
         self.apps = [f"app-{at}" for at in range(draw.randint(1, 5))]
         self.namespaces = [self.object("Namespace", "kube-system"), self.object("Namespace", "default", labels={"env": "prod"}), self.object("Namespace", "other", labels={"env": draw.choice(["prod", "test"])})]
@@ -89,7 +90,7 @@ class Cluster:
         requirements = [
             {"key": TYPE, "operator": "In", "values": sorted(draw.sample(TYPES, draw.randint(3, len(TYPES))))},
             {"key": ZONE, "operator": "In", "values": sorted(draw.sample(ZONES, draw.choice([1, 2, 3, 3, 3])))},
-            {"key": CAPACITY, "operator": "In", "values": ["on-demand"]},
+            {"key": CAPACITY, "operator": "In", "values": draw.choice([["on-demand"], ["on-demand", "spot"]]) if self.hard else ["on-demand"]},
             {"key": ARCH, "operator": "In", "values": ["amd64", "arm64"]},
         ]
         spec = {"nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}, "requirements": requirements}
@@ -115,11 +116,13 @@ class Cluster:
             out["namespaceSelector"] = draw.choice([{}, {"matchLabels": {"env": "prod"}}])
         elif draw.random() < 0.1:
             out["namespaces"] = ["other"]
+        if self.hard and draw.random() < 0.1:
+            out["matchLabelKeys"] = ["version"]
         return out
 
     def spread(self, labels):
         draw = self.draw
-        out = {"maxSkew": draw.choice([1, 1, 2]), "topologyKey": draw.choice([ZONE, ZONE, HOST, ARCH, CAPACITY]),
+        out = {"maxSkew": draw.choice([1, 1, 2]), "topologyKey": draw.choice([ZONE, ZONE, HOST, ARCH, CAPACITY, *([TEAM] if self.hard else [])]),
                "whenUnsatisfiable": draw.choice(["DoNotSchedule", "DoNotSchedule", "ScheduleAnyway"])}  # fmt: skip
         own = {"matchLabels": {"app": labels["app"]}}
         out["labelSelector"] = own if draw.random() < 0.8 else self.selector()
@@ -236,11 +239,16 @@ class Cluster:
         for number in range(draw.choice([0, 1, 2])):
             labels = {"app": draw.choice(self.apps), "version": "v1"}
             spec = {"nodeName": found["metadata"]["name"]}
+            if self.hard and draw.random() < 0.1:
+                spec["ports"] = [{"containerPort": 80, "hostPort": 8080, "protocol": "TCP"}]
+            if self.hard and draw.random() < 0.2:
+                spec["topologySpreadConstraints"] = [self.spread(labels)]
             if draw.random() < 0.3:
                 terms = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": draw.choice([ZONE, HOST]), "labelSelector": self.selector()}]}
                 spec["affinity"] = {"podAntiAffinity": terms}
             size = (draw.choice([100, cpu // 4, cpu // 2 - 100]), 256, {})
-            pod = self.pod(f"r{at}-{number}", "default", labels, spec, size)
+            namespace = draw.choice(["default", "default", "other"]) if self.hard else "default"
+            pod = self.pod(f"r{at}-{number}", namespace, labels, spec, size)
             pod["status"]["phase"] = "Running"
             self.running.append(pod)
 

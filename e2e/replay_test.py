@@ -1,6 +1,7 @@
 """Plans of random clusters, replayed through kube-scheduler's own filter plugins (e2e/replay): every planned pod binds where planned.
 
-STOWAGE_REPLAY=N judges N clusters (default 60), from STOWAGE_REPLAY_SEED on.
+STOWAGE_REPLAY=N judges N clusters (default 60), from STOWAGE_REPLAY_SEED on. STOWAGE_REPLAY_HARD=1 draws from more constraints; plans of about one in
+forty of these clusters have pods that wait for each other (issue of the planner, not of the replay).
 """
 
 import concurrent.futures
@@ -15,6 +16,7 @@ from harness import NO_PEERS, ROOT, binary
 from replay_clusters import CATALOG, HOST, ZONE, ZONES, Cluster, catalog, node
 
 CLUSTERS = int(os.environ.get("STOWAGE_REPLAY", "60"))
+HARD = bool(os.environ.get("STOWAGE_REPLAY_HARD"))
 FIRST_SEED = int(os.environ.get("STOWAGE_REPLAY_SEED", "1"))
 pytestmark = pytest.mark.skipif(not CATALOG.exists(), reason=NO_PEERS)
 
@@ -44,22 +46,25 @@ def planned(cluster, folder):
     """The plan of a cluster."""
     file = folder / f"{cluster.seed}.json"
     file.write_text(json.dumps(cluster.manifests()))
-    run = subprocess.run([binary(), "simulate", "--filename", file, "--output", "json"], capture_output=True, text=True)
+    run = subprocess.run([binary(), "simulate", "--filename", file, "--spot-ratio", "0.4", "--output", "json"], capture_output=True, text=True)
     assert run.returncode in (0, 3), f"seed {cluster.seed}: {run.stderr}"
-    return json.loads(run.stdout)
+    plan = json.loads(run.stdout)
+    placed = [pod for node in plan["nodes"] + plan["existing"] for pod in node["pods"]] + [left["pod"] for left in plan["unschedulable"]]
+    assert sorted(placed) == sorted(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in cluster.pods), f"seed {cluster.seed}"
+    return plan
 
 
 def test_every_planned_pod_binds_where_planned_in_any_order(replay, types, tmp_path):
-    clusters = [Cluster(seed, types) for seed in range(FIRST_SEED, FIRST_SEED + CLUSTERS)]
+    clusters = [Cluster(seed, types, HARD) for seed in range(FIRST_SEED, FIRST_SEED + CLUSTERS)]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         plans = list(pool.map(lambda cluster: planned(cluster, tmp_path), clusters))
     verdicts = replay([cluster.replayed(plan) for cluster, plan in zip(clusters, plans)])
     assert len(verdicts) == CLUSTERS
-    pods, bound = sum(len(cluster.pods) for cluster in clusters), sum(verdict["bound"] for verdict in verdicts)
-    print(f"\n{CLUSTERS} clusters from seed {FIRST_SEED} on: {bound} of {pods} pods planned, {sum(len(plan['nodes']) for plan in plans)} new nodes", flush=True)
-    assert bound > pods / 2, "the clusters are too constrained to say anything"
+    pods, planned_pods = sum(len(cluster.pods) for cluster in clusters), sum(verdict["planned"] for verdict in verdicts)
+    print(f"\n{CLUSTERS} clusters from seed {FIRST_SEED} on: {planned_pods} of {pods} pods planned, {sum(len(plan['nodes']) for plan in plans)} new nodes", flush=True)
+    assert planned_pods > pods / 2, "the clusters are too constrained to say anything"
     rejected = [verdict for verdict in verdicts if verdict["failures"]]
-    first = [f"seed {verdict['name']}: {len(verdict['failures'])} of {verdict['bound']} pods in 3 orders, such as {verdict['failures'][0]}" for verdict in rejected]
+    first = [f"seed {verdict['name']}: {len(verdict['failures'])} of {verdict['planned']} pods in 3 orders, such as {verdict['failures'][0]}" for verdict in rejected]
     assert not rejected, f"{len(rejected)} clusters with rejected pods:\n" + "\n".join(first)
 
 
@@ -106,7 +111,7 @@ class TestReplay:
             base.claims = []
             base.claim(cluster["planned"][0]["pod"], "default")
         base.volumes[0]["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] = [ZONES[2]]
-        assert "VolumeBinding" in self.plugins(replay, cluster | {"claims": base.claims, "volumes": base.volumes})
+        assert self.plugins(replay, cluster | {"claims": base.claims, "volumes": base.volumes}) == {"VolumeBinding"}
 
     @pytest.mark.parametrize("key", [ZONE, HOST])
     def test_pods_that_exclude_each_other_are_rejected_together_only(self, replay, types, key):

@@ -68,7 +68,7 @@ type failure struct {
 
 type verdict struct {
 	Name     string    `json:"name"`
-	Bound    int       `json:"bound"`
+	Planned  int       `json:"planned"`
 	Failures []failure `json:"failures"`
 }
 
@@ -188,7 +188,7 @@ func judge(c *cluster) (*verdict, error) {
 			return nil, fmt.Errorf("the informer of %v did not sync", kind)
 		}
 	}
-	out := &verdict{Name: c.Name, Bound: len(c.Planned), Failures: []failure{}}
+	out := &verdict{Name: c.Name, Planned: len(c.Planned), Failures: []failure{}}
 	draw := rand.New(rand.NewSource(c.Seed))
 	order := make([]int, len(c.Planned))
 	for at := range order {
