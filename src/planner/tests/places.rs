@@ -314,3 +314,25 @@ fn no_pod_is_refused_that_exhaustive_search_places() {
         assert!(placed >= most(small, &open), "case {case}: {small:?} in {open:?}: {placed} placed");
     }
 }
+
+#[test]
+fn pods_are_not_each_others_only_company() {
+    // Replay, seed 410: followers went to a zone where a spread had put a pod that they select, and stayed when that pod moved on.
+    let (one, other) = (json!({"app": "one"}), json!({"app": "other"}));
+    let apart = |labels: &Value, key: &str| json!({"topologyKey": key, "labelSelector": {"matchLabels": labels}});
+    let anti = |terms: Value| json!({"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}});
+    let mut world = World::new();
+    world.node("node-0", "z-a", 2, &[]);
+    world.node("node-1", "z-b", 4, &[(&one, &json!({})), (&one, &json!({}))]);
+    let spreading = merged(&[spread(ZONE, &one, &json!({})), anti(json!([apart(&one, HOST)]))]);
+    world.pods("spread", 9, &one, "500m", "512Mi", &spreading);
+    world.pods("near", 5, &other, "100m", "128Mi", &affinity("podAffinity", ZONE, &one));
+    let both = merged(&[affinity("podAffinity", ZONE, &one), anti(json!([apart(&other, ZONE), apart(&one, HOST)]))]);
+    world.pods("follow", 9, &one, "1500m", "4Gi", &both);
+    world.pods("free", 3, &other, "900m", "3Gi", &json!({}));
+    let plan = world.plan();
+    for (zone, followers) in zones_of(&world, &plan, "follow") {
+        let company = zones_of(&world, &plan, "spread").contains_key(&zone) || zone == "z-b";
+        assert!(company, "{followers} followers in {zone} have each other only: {:?}", zones(&plan));
+    }
+}

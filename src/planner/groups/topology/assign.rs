@@ -20,6 +20,8 @@ use crate::planner::groups::topology::rules::{Counter, Rules};
 const MAX_REPAIRS: usize = 6;
 /// Further passes, which only withdraw pods.
 const MAX_WITHDRAWALS: usize = 24;
+/// How often pods that no order binds get other places.
+const MAX_REBOUND: usize = 3;
 /// Orders of the groups that are tried while pods are refused.
 const MAX_ORDERS: usize = 40;
 /// Pods times places up to which further orders are tried, over all of them.
@@ -218,10 +220,45 @@ impl Topology {
                 break;
             }
         }
+        self.bind_in_some_order(groups, company, &mut divided);
         for one in divided.iter_mut().filter(|one| one.left > 0) {
             self.explain(one, company);
         }
         divided
+    }
+
+    /// Withdraws pods that kube-scheduler could bind in no order: pods may be each other's only company, which the first of them would not find.
+    /// They get other places where there are some.
+    fn bind_in_some_order(&mut self, groups: &[Group], company: &mut Company, divided: &mut [Divided]) {
+        if !divided.iter().any(Divided::has_affinity) {
+            return;
+        }
+        for pass in 0..MAX_REBOUND + MAX_WITHDRAWALS {
+            let planned: Vec<Vec<usize>> = divided.iter().map(|one| one.counts.clone()).collect();
+            for one in divided.iter_mut() {
+                let none = vec![0; one.counts.len()];
+                self.restore(groups, company, one, &none);
+            }
+            // Each bound pod is company for others and raises the least count of spreads: whatever binds first, the same pods bind.
+            let mut progress = true;
+            while progress {
+                progress = false;
+                for (one, planned) in divided.iter_mut().zip(&planned) {
+                    progress |= self.bind(groups, company, one, planned);
+                }
+            }
+            // Pods that bind after others may break the rules of those.
+            let withdrawn: usize = divided.iter_mut().map(|one| self.withdraw(groups, company, one)).sum();
+            if withdrawn == 0 && divided.iter().zip(&planned).all(|(one, planned)| one.counts == *planned) {
+                return;
+            }
+            let followers = Followers::default();
+            for one in divided.iter_mut().filter(|one| one.left > 0 && pass < MAX_REBOUND) {
+                if self.affinity_ready(one, company) || self.may_start(one, company) {
+                    self.place(groups, company, one, &followers);
+                }
+            }
+        }
     }
 
     /// Divides the groups in other orders while rules refuse pods: refused groups come first, those that were refused most often before all

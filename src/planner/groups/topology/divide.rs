@@ -139,6 +139,26 @@ impl Topology {
         }
     }
 
+    /// Places pods of the group where `planned` has more, as far as its rules permit. Returns whether any was placed.
+    pub(crate) fn bind(
+        &mut self,
+        groups: &[Group],
+        company: &mut Company,
+        one: &mut Divided,
+        planned: &[usize],
+    ) -> bool {
+        let group = &groups[one.group];
+        let weight = weight_of(group);
+        let mut bound = false;
+        for (place, planned) in planned.iter().enumerate() {
+            while one.counts[place] < *planned && self.allowed(one, place, &self.least(one), company) {
+                self.raise(group, company, one, place, weight, true);
+                bound = true;
+            }
+        }
+        bound
+    }
+
     /// Moves one placed pod of the group to another place, so that one more pod finds a place.
     fn rearrange(
         &mut self,
