@@ -42,7 +42,7 @@ test: ## Every test
 	$(MAKE) lint deny sbom test-policies
 	$(MAKE) -j2 build tools moto
 	$(MAKE) -j2 --output-sync=target test-e2e test-rust
-	$(MAKE) -j6 --output-sync=target $(LANES)
+	$(MAKE) -j5 --output-sync=target $(LANES)
 	@echo "make test: all passed"
 
 soak: build tools moto ## The suites of the whole service with 500 pods of each kind instead of 150, for releases
@@ -62,8 +62,9 @@ checkout:
 build: checkout ## The binary
 	cargo build --locked
 
-tools: ## The control plane's binaries, once
+tools: ## The control plane's binaries, once; the replay of plans, into Go's cache
 	e2e/tools/build >/dev/null
+	cd e2e/replay && CGO_ENABLED=0 GOFLAGS= GOWORK=off go build -mod=readonly -trimpath -o /dev/null .
 
 moto: ## The Python packages of the end-to-end tests (moto, pytest, boto3, the Kubernetes client), once
 	e2e/tools/environment >/dev/null

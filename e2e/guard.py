@@ -20,7 +20,7 @@ from processes import stop
 
 MAKE_PID = "STOWAGE_MAKE_PID"
 MEMORY = "/dev/shm"
-MEMORY_NEEDED = 6 << 30  # bytes; a suite writes a few hundred MiB, and six run at once
+MEMORY_NEEDED = 6 << 30  # bytes; a suite writes a few hundred MiB, and five run at once
 TEARDOWN_TIMEOUT = 60.0  # seconds between SIGTERM and SIGKILL for a run whose `make` ended
 
 

@@ -41,7 +41,7 @@ READY_TIMEOUT = 30.0  # seconds until the service is ready
 STOP_TIMEOUT = 8.0  # seconds between SIGTERM and SIGKILL
 CRD_TIMEOUT = 20.0  # seconds until the API server deleted a CRD, unless its finalizer missed an event
 RESET_TIMEOUT = 60.0  # seconds until the objects of earlier tests are gone
-RESTARTS = 2  # of one installation that loses its lease because the machine stalled
+RESTARTS = 4  # of one installation that loses its lease because the machine stalled
 KEPT_NAMESPACES = {"default", "kube-system", "kube-public", "kube-node-lease", NAMESPACE}
 CUSTOM_KINDS = {
     "NodeClaim": "nodeclaims.karpenter.sh",

@@ -1,5 +1,8 @@
 //! Leader election by a Lease: the leader provisions and disrupts, every replica serves.
+//!
+//! The election has a runtime of its own: a leader that is busy, or whose threads wait for CPU time, still renews its lease.
 
+use std::panic::resume_unwind;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -8,6 +11,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use prometheus::IntGauge;
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
 
 /// The periods of the election.
 #[derive(Clone, Copy, Debug)]
@@ -42,8 +47,11 @@ enum Outcome {
 }
 
 /// A candidate for the lease.
+#[derive(Clone)]
 pub struct Candidate {
     api: Api<Lease>,
+    /// Where the requests run.
+    runtime: Handle,
     name: String,
     identity: String,
     timing: Timing,
@@ -55,10 +63,14 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// A candidate with this identity for the Lease `namespace/name`.
+    /// A candidate with this identity for the Lease `namespace/name`, whose requests run on the current runtime. It must be that of `client`.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
     pub fn new(client: Client, namespace: &str, name: &str, identity: String, transitions: IntGauge) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
+            runtime: Handle::current(),
             name: name.to_owned(),
             identity,
             timing: TIMING,
@@ -68,7 +80,33 @@ impl Candidate {
     }
 
     /// Waits until this candidate holds the lease.
-    pub async fn acquire(&mut self) {
+    pub async fn acquire(&self) {
+        self.run(|mut own| async move { own.acquire_here().await }).await;
+    }
+
+    /// Renews the lease until it is lost; returns why.
+    pub async fn renew(&self) -> &'static str {
+        self.run(|mut own| async move { own.renew_here().await }).await
+    }
+
+    /// Releases the lease, so that the next leader need not wait for its expiry.
+    pub async fn release(&self) {
+        self.run(|own| async move { own.release_with_retries().await }).await;
+    }
+
+    /// Runs a copy of this candidate on its runtime, until the returned future is dropped.
+    async fn run<T: Send + 'static, F: Future<Output = T> + Send + 'static>(&self, part: impl FnOnce(Self) -> F) -> T {
+        let mut tasks = JoinSet::new();
+        tasks.spawn_on(part(self.clone()), &self.runtime);
+        match tasks.join_next().await {
+            Some(Ok(done)) => done,
+            Some(Err(ended)) if ended.is_panic() => resume_unwind(ended.into_panic()),
+            // The runtime of the election ends after everything else.
+            Some(Err(_)) | None => std::future::pending().await,
+        }
+    }
+
+    async fn acquire_here(&mut self) {
         loop {
             match self.attempt().await {
                 Ok(Outcome::Leading) => return,
@@ -79,8 +117,7 @@ impl Candidate {
         }
     }
 
-    /// Renews the lease until it is lost; returns why.
-    pub async fn renew(&mut self) -> &'static str {
+    async fn renew_here(&mut self) -> &'static str {
         let Timing { period, renew_deadline, .. } = self.timing;
         let mut renewed = Instant::now();
         while renewed.elapsed() < renew_deadline {
@@ -98,8 +135,7 @@ impl Candidate {
         "no renewal succeeded for ten seconds"
     }
 
-    /// Releases the lease, so that the next leader need not wait for its expiry.
-    pub async fn release(&mut self) {
+    async fn release_with_retries(&self) {
         for _ in 0..RELEASE_ATTEMPTS {
             match self.try_release().await {
                 Ok(()) => return,

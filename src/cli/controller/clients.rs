@@ -33,8 +33,6 @@ pub(crate) struct Clients {
     pub(crate) watches: Client,
     /// Evictions: a refusal (429) is an answer, and is not retried.
     pub(crate) evictions: Client,
-    /// The lease. Renewals do not queue behind hundreds of writes, and retries would outlast the lease.
-    pub(crate) lease: Client,
 }
 
 impl Clients {
@@ -43,9 +41,14 @@ impl Clients {
             writes: client(config, calls, WRITES, true).context("creating a Kubernetes client")?,
             watches: client(config, calls, WATCHES, true).context("creating a Kubernetes client for watches")?,
             evictions: client(config, calls, WRITES, false).context("creating a Kubernetes client for evictions")?,
-            lease: client(config, calls, LEASE, false).context("creating a Kubernetes client for the lease")?,
         })
     }
+}
+
+/// The client of the leader election, whose connections are those of the current runtime. Renewals do not queue behind hundreds of
+/// writes, and retries would outlast the lease.
+pub(crate) fn lease(config: &Config, calls: &ApiCalls) -> anyhow::Result<Client> {
+    client(config, calls, LEASE, false).context("creating a Kubernetes client for the lease")
 }
 
 /// A client whose responses must progress within `limit`. Each attempt of a retried request is recorded.

@@ -26,8 +26,12 @@ pub fn run(args: &ControllerArgs) -> anyhow::Result<()> {
     // An already installed provider stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
-    let result = runtime.block_on(serve(args, logs));
+    let own =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).thread_name("election").enable_all().build();
+    let election = own.context("starting the runtime of the leader election")?;
+    let result = runtime.block_on(serve(args, logs, election.handle()));
     // Watches and reconcilers are not awaited: all their state is in the API server and the cloud.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    election.shutdown_background();
     result
 }

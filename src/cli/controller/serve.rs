@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use tokio::runtime::Handle;
 
 use crate::cli::cluster;
 use crate::cli::controller::api_calls::ApiCalls;
 use crate::cli::controller::arguments::ControllerArgs;
-use crate::cli::controller::clients::Clients;
+use crate::cli::controller::clients::{self, Clients};
 use crate::cli::controller::lead::{TURN_LIMIT, lead};
 use crate::cli::controller::logging::LogControl;
 use crate::clock;
@@ -32,7 +33,8 @@ use crate::webhook::registry::Rules;
 /// Name of the loop that rebuilds the extender's view.
 const EXTENDER_VIEW: &str = "extender view";
 
-pub(crate) async fn serve(args: &ControllerArgs, logs: LogControl) -> anyhow::Result<()> {
+/// Runs the service; `election` is the runtime of the leader election.
+pub(crate) async fn serve(args: &ControllerArgs, logs: LogControl, election: &Handle) -> anyhow::Result<()> {
     let config = cluster::config()
         .await
         .context("no access to a cluster: set KUBECONFIG, or run in a pod with a service account")?;
@@ -45,12 +47,17 @@ pub(crate) async fn serve(args: &ControllerArgs, logs: LogControl) -> anyhow::Re
     metrics.register_process().context("registering the metrics of the process")?;
     let cluster = Arc::new(Cluster::new(ClusterState::with_default_spread(args.plan.scheduler_config.clone())));
     let calls = ApiCalls { metrics: metrics.clone(), signs: Arc::clone(cluster.watch_signs()) };
-    let Clients { writes, watches, evictions, lease } = Clients::new(&config, &calls)?;
-    let election = (!args.disable_leader_election).then(|| {
+    let Clients { writes, watches, evictions } = Clients::new(&config, &calls)?;
+    let election = if args.disable_leader_election {
+        None
+    } else {
+        let _entered = election.enter();
+        let lease = clients::lease(&config, &calls)?;
         let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "stowage".into());
         let identity = format!("{host}_{}_{}", std::process::id(), clock::now().0);
-        Candidate::new(lease, &namespace, &args.leader_election_name, identity, metrics.lease_transitions.clone())
-    });
+        let transitions = metrics.lease_transitions.clone();
+        Some(Candidate::new(lease, &namespace, &args.leader_election_name, identity, transitions))
+    };
     let mut state = AppState::new(metrics, clock::now);
     state.rules = Rules::without(&args.disabled_admission_rules.0);
     let state = Arc::new(state);

@@ -182,12 +182,39 @@ async fn a_leader_renews_until_another_replica_leads() {
     assert_eq!(holder(&api), r#""b""#);
 }
 
+/// The main runtime has one thread, and the test holds it: a leader whose threads get no CPU time.
+#[test]
+fn a_leader_that_is_busy_renews_its_lease() {
+    let main = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let own = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let api = main.block_on(held_by_a());
+    let a = {
+        let _entered = own.enter();
+        let patient = Timing { renew_deadline: NEVER, ..impatient(&api, "a", NEVER).timing };
+        Candidate { timing: patient, ..candidate(&api, "a") }
+    };
+    let renewals = || api.lines().iter().filter(|line| line.starts_with("PUT")).count();
+    main.block_on(async {
+        let mut leading = Box::pin(a.renew());
+        assert!(futures::poll!(&mut leading).is_pending());
+        let begin = Instant::now();
+        while renewals() < 3 {
+            assert!(begin.elapsed() < Duration::from_mins(1), "no renewal while the leader is busy");
+            std::hint::spin_loop();
+        }
+        assert!(futures::poll!(&mut leading).is_pending(), "it still leads");
+    });
+    let renewed = renewals();
+    drop(own);
+    assert!(renewals() <= renewed + 1, "a leader that stopped renewing writes no lease");
+}
+
 #[tokio::test]
 async fn a_leader_that_can_not_renew_stops_leading_at_the_deadline() {
     for fault in [Fault::Refused(Refusal::gateway_timeout()), Fault::NoAnswer] {
         let api = held_by_a().await;
         api.inject_on(&format!("PUT {LEASE}"), fault.clone());
-        let mut a = impatient(&api, "a", NEVER);
+        let a = impatient(&api, "a", NEVER);
         let begin = Instant::now();
         assert_eq!(a.renew().await, "no renewal succeeded for ten seconds");
         assert!(begin.elapsed() >= a.timing.renew_deadline, "{fault:?}");

@@ -56,7 +56,7 @@ async fn a_leader_that_can_not_start_its_cloud_gives_the_lease_back_and_stands_b
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         // Long before the lease of a replica that vanished expires.
-        let mut other = candidate(&api, "b");
+        let other = candidate(&api, "b");
         tokio::time::timeout(Duration::from_secs(10), other.acquire()).await.expect("the lease is given back");
         assert_eq!((holder(&api).as_deref(), state.metrics.leader.get()), (Some("b"), 0));
         stop.send(true).unwrap();
