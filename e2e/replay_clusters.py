@@ -18,6 +18,10 @@ DRIVER = "ebs.csi.aws.com"
 CATALOG = pathlib.Path(harness.PEERS).parent / "data" / "ec2-us-east-1.json"
 
 
+# DaemonSets and their rules: one on every node, one on a part of those without taints.
+DAEMONS = {"agent": {"tolerations": [{"operator": "Exists"}]}, "collector": {"nodeSelector": {ARCH: "amd64"}}}
+
+
 def catalog():
     return {one["name"]: one for one in json.loads(CATALOG.read_text())["instanceTypes"]}
 
@@ -55,12 +59,24 @@ def node(name, one, zone, capacity, pool=None):
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "spec": {"taints": taints}, "status": status}
 
 
-class Cluster:
-    """A random cluster: pods that wait, nodes with running pods, NodePools, a DaemonSet, volumes, namespaces. With `hard` also spot capacity, spread over
-    a label of NodePools, `matchLabelKeys` of affinity, and running pods with rules and ports of their own in other namespaces."""
+def created(pod):
+    """A pod as the API server stores it: the labels that `matchLabelKeys` of affinity names are part of the selector."""
+    pod = json.loads(json.dumps(pod))
+    for rules in pod["spec"].get("affinity", {}).values():
+        preferred = [one["podAffinityTerm"] for one in rules.get("preferredDuringSchedulingIgnoredDuringExecution", []) if "podAffinityTerm" in one]
+        required = rules.get("requiredDuringSchedulingIgnoredDuringExecution", [])
+        for term in preferred + (required if isinstance(required, list) else []):
+            for key in term.get("matchLabelKeys", []):
+                same = {"key": key, "operator": "In", "values": [pod["metadata"]["labels"][key]]}
+                term["labelSelector"].setdefault("matchExpressions", []).append(same)
+    return pod
 
-    def __init__(self, seed, types, hard=False):
-        self.seed, self.draw, self.types, self.hard = seed, random.Random(seed), types, hard
+
+class Cluster:
+    """A random cluster: pods that wait, nodes with running pods that have rules, ports and volumes of their own, NodePools, DaemonSets, volumes, namespaces."""
+
+    def __init__(self, seed, types):
+        self.seed, self.draw, self.types = seed, random.Random(seed), types
         draw = self.draw
         self.apps = [f"app-{at}" for at in range(draw.randint(1, 5))]
         self.namespaces = [self.object("Namespace", "kube-system"), self.object("Namespace", "default", labels={"env": "prod"}), self.object("Namespace", "other", labels={"env": draw.choice(["prod", "test"])})]
@@ -90,12 +106,14 @@ class Cluster:
         requirements = [
             {"key": TYPE, "operator": "In", "values": sorted(draw.sample(TYPES, draw.randint(3, len(TYPES))))},
             {"key": ZONE, "operator": "In", "values": sorted(draw.sample(ZONES, draw.choice([1, 2, 3, 3, 3])))},
-            {"key": CAPACITY, "operator": "In", "values": draw.choice([["on-demand"], ["on-demand", "spot"]]) if self.hard else ["on-demand"]},
+            {"key": CAPACITY, "operator": "In", "values": draw.choice([["on-demand"], ["on-demand", "spot"]])},
             {"key": ARCH, "operator": "In", "values": ["amd64", "arm64"]},
         ]
         spec = {"nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}, "requirements": requirements}
         if draw.random() < 0.2:
             spec["taints"] = [{"key": "dedicated", "value": "x", "effect": draw.choice(["NoSchedule", "NoExecute", "PreferNoSchedule"])}]
+        if draw.random() < 0.1:
+            spec["startupTaints"] = [{"key": "example.com/agent", "effect": "NoSchedule"}]
         labels = {TEAM: draw.choice(["red", "blue"])} if draw.random() < 0.4 else {}
         out = self.object("NodePool", f"pool-{at}") | {"apiVersion": "karpenter.sh/v1"}
         out["spec"] = {"template": {"metadata": {"labels": labels}, "spec": spec}, "weight": draw.choice([1, 1, 10])}
@@ -116,13 +134,13 @@ class Cluster:
             out["namespaceSelector"] = draw.choice([{}, {"matchLabels": {"env": "prod"}}])
         elif draw.random() < 0.1:
             out["namespaces"] = ["other"]
-        if self.hard and draw.random() < 0.1:
+        if draw.random() < 0.1:
             out["matchLabelKeys"] = ["version"]
         return out
 
     def spread(self, labels):
         draw = self.draw
-        out = {"maxSkew": draw.choice([1, 1, 2]), "topologyKey": draw.choice([ZONE, ZONE, HOST, ARCH, CAPACITY, *([TEAM] if self.hard else [])]),
+        out = {"maxSkew": draw.choice([1, 1, 2]), "topologyKey": draw.choice([ZONE, ZONE, HOST, ARCH, CAPACITY, TEAM]),
                "whenUnsatisfiable": draw.choice(["DoNotSchedule", "DoNotSchedule", "ScheduleAnyway"])}  # fmt: skip
         own = {"matchLabels": {"app": labels["app"]}}
         out["labelSelector"] = own if draw.random() < 0.8 else self.selector()
@@ -203,14 +221,14 @@ class Cluster:
                 self.claim(pod, namespace)
             self.pods.append(pod)
 
-    def claim(self, pod, namespace):
-        """Gives a pod a claim of its own, bound to a volume of a zone or waiting for the pod."""
+    def claim(self, pod, namespace, zone=None):
+        """Gives a pod a claim of its own, bound to a volume of a zone (any or this one) or waiting for the pod."""
         draw, name = self.draw, pod["metadata"]["name"]
         storage = draw.choice(["anywhere", "some-zones"])
         size = {"resources": {"requests": {"storage": "1Gi"}}, "accessModes": ["ReadWriteOnce"], "storageClassName": storage}
         claim = self.object("PersistentVolumeClaim", name, namespace) | {"spec": size, "status": {"phase": "Pending"}}
-        if draw.random() < 0.5:
-            where = [{"matchExpressions": [{"key": ZONE, "operator": "In", "values": [draw.choice(ZONES)]}]}]
+        if zone or draw.random() < 0.5:
+            where = [{"matchExpressions": [{"key": ZONE, "operator": "In", "values": [zone or draw.choice(ZONES)]}]}]
             volume = self.object("PersistentVolume", f"pv-{name}")
             volume["spec"] = {
                 "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": storage,
@@ -239,39 +257,50 @@ class Cluster:
         for number in range(draw.choice([0, 1, 2])):
             labels = {"app": draw.choice(self.apps), "version": "v1"}
             spec = {"nodeName": found["metadata"]["name"]}
-            if self.hard and draw.random() < 0.1:
+            if draw.random() < 0.1:
                 spec["ports"] = [{"containerPort": 80, "hostPort": 8080, "protocol": "TCP"}]
-            if self.hard and draw.random() < 0.2:
+            if draw.random() < 0.2:
                 spec["topologySpreadConstraints"] = [self.spread(labels)]
             if draw.random() < 0.3:
                 terms = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": draw.choice([ZONE, HOST]), "labelSelector": self.selector()}]}
                 spec["affinity"] = {"podAntiAffinity": terms}
             size = (draw.choice([100, cpu // 4, cpu // 2 - 100]), 256, {})
-            namespace = draw.choice(["default", "default", "other"]) if self.hard else "default"
+            namespace = draw.choice(["default", "default", "other"])
             pod = self.pod(f"r{at}-{number}", namespace, labels, spec, size)
             pod["status"]["phase"] = "Running"
+            if draw.random() < 0.2:
+                self.claim(pod, namespace, zone)
             self.running.append(pod)
 
-    def daemon_set(self):
-        labels = {"daemon": "agent"}
-        spec = {"containers": [{"name": "main", "image": "agent", "resources": {"requests": {"cpu": "100m", "memory": "100Mi"}}}], "tolerations": [{"operator": "Exists"}]}
-        out = self.object("DaemonSet", "agent", "kube-system") | {"apiVersion": "apps/v1"}
+    def daemon_set(self, name):
+        labels, own = {"daemon": name}, DAEMONS[name]
+        spec = {"containers": [{"name": "main", "image": name, "resources": {"requests": {"cpu": "100m", "memory": "100Mi"}}}], **own}
+        out = self.object("DaemonSet", name, "kube-system") | {"apiVersion": "apps/v1"}
         return out | {"spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}}}
 
-    def daemon_pod(self, name):
-        pod = self.pod(f"agent-{name}", "kube-system", {"daemon": "agent"}, {"nodeName": name, "tolerations": [{"operator": "Exists"}]}, (100, 100, {}))
-        pod["metadata"]["ownerReferences"] = [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "agent", "uid": "agent", "controller": True}]
-        return pod
+    def daemon_pods(self, nodes):
+        """The pods of the DaemonSets on these nodes."""
+        out = []
+        for name, own in DAEMONS.items() if self.daemon else ():
+            for on in nodes:
+                labels, host = on["metadata"]["labels"], on["metadata"]["name"]
+                taints = [taint for taint in on["spec"].get("taints") or [] if taint["effect"] != "PreferNoSchedule"]
+                if any(labels.get(key) != value for key, value in own.get("nodeSelector", {}).items()) or taints and not own.get("tolerations"):
+                    continue
+                pod = self.pod(f"{name}-{host}", "kube-system", {"daemon": name}, {"nodeName": host, **own}, (100, 100, {}))
+                pod["metadata"]["ownerReferences"] = [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": name, "uid": name, "controller": True}]
+                out.append(pod)
+        return out
 
     def manifests(self):
         """The input of `stowage simulate --filename`."""
-        daemons = [self.daemon_set()] + [self.daemon_pod(found["metadata"]["name"]) for found in self.nodes] if self.daemon else []
+        daemons = [self.daemon_set(name) for name in DAEMONS] + self.daemon_pods(self.nodes) if self.daemon else []
         items = [*self.namespaces, *self.classes, *self.pools, *self.volumes, *self.claims, *self.csi_nodes, *self.nodes, *self.running, *daemons, *self.pods]
         return {"apiVersion": "v1", "kind": "List", "items": items}
 
     def replayed(self, plan):
         """The input of the replay: the cluster with the nodes of a plan."""
-        pods = {f"{pod['metadata']['namespace']}/{pod['metadata']['name']}": pod for pod in self.pods}
+        pods = {f"{pod['metadata']['namespace']}/{pod['metadata']['name']}": created(pod) for pod in self.pods}
         pools = {pool["metadata"]["name"]: pool for pool in self.pools}
         nodes, csi_nodes, planned = list(self.nodes), list(self.csi_nodes), []
         for on in plan["existing"]:
@@ -282,8 +311,7 @@ class Cluster:
             csi = self.object("CSINode", name) | {"apiVersion": "storage.k8s.io/v1"}
             csi_nodes.append(csi | {"spec": {"drivers": [{"name": DRIVER, "nodeID": "n", "topologyKeys": [ZONE]}]}})
             planned += [{"pod": pods[pod], "node": name} for pod in new["pods"]]
-        daemons = [self.daemon_pod(found["metadata"]["name"]) for found in nodes] if self.daemon else []
         return {
-            "name": str(self.seed), "seed": self.seed, "pods": self.running + daemons, "nodes": nodes, "namespaces": self.namespaces, "volumes": self.volumes,
+            "name": str(self.seed), "seed": self.seed, "pods": self.running + self.daemon_pods(nodes), "nodes": nodes, "namespaces": self.namespaces, "volumes": self.volumes,
             "claims": self.claims, "storageClasses": self.classes, "csiNodes": csi_nodes, "planned": planned,
         }  # fmt: skip

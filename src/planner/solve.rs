@@ -18,6 +18,7 @@ use crate::planner::input::volumes::resolve::resolve;
 use crate::planner::output::assemble::assemble;
 use crate::planner::output::feedback::{feedback, placed_per_place};
 use crate::planner::output::plan::Plan;
+use crate::planner::output::rehearsal::withdraw_unbindable;
 use crate::planner::output::restore::restore;
 use crate::planner::pack::colocation::buy_for_affinity_groups;
 use crate::planner::pack::existing::fill_existing;
@@ -145,6 +146,7 @@ fn solve_once(problem: &Problem, cache: &ColumnCache, by_priority: bool, known: 
     repair_spread(state);
     right_size(state, 0);
     improve_host_preferences(state);
+    withdraw_unbindable(state);
     let nothing_to_buy = state.purchased.is_empty() && state.demand.is_empty();
     let bound = bound.flatten().map(|bound| bound.cost).or(nothing_to_buy.then_some(0.0));
     let feedback = feedback(state, room, by_priority);

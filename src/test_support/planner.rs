@@ -162,9 +162,13 @@ impl World {
     }
 
     pub fn daemon(&mut self, cpu: &str, spec: &Value) {
-        let template = pod("d", &json!({}), cpu, "0", spec);
+        self.labeled_daemon(cpu, &json!({}), spec);
+    }
+
+    pub fn labeled_daemon(&mut self, cpu: &str, labels: &Value, spec: &Value) {
+        let template = pod("d", labels, cpu, "0", spec);
         let set = json!({"metadata": {"name": "d", "namespace": "kube-system"}, "spec": {"selector": {},
-            "template": {"spec": serde_json::to_value(template.spec).unwrap()}}});
+            "template": {"metadata": {"labels": labels}, "spec": serde_json::to_value(template.spec).unwrap()}}});
         let daemon = self.interner.intern_daemon(&serde_json::from_value(set).unwrap()).unwrap();
         self.problem.daemons.push(daemon);
     }

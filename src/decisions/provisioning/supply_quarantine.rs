@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_plan_reserves_nothing_for_a_daemon_set_that_is_left_out() {
-        let daemon = |key: &str| Daemon { key: Arc::from(key), class: Arc::default() };
+        let daemon = |key: &str| Daemon { key: Arc::from(key), class: Arc::default(), labels: Arc::default() };
         let mut quarantine = SupplyQuarantine::default();
         quarantine.add(Source::DaemonSet("n/a".into()), None, false, NOW);
         assert_eq!((quarantine.counts(NOW), quarantine.purchases_per_minute(0, NOW)), ([0, 0, 1], None));

@@ -10,7 +10,7 @@ use crate::planner::columns::dims::COMMON;
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::host_rules::{HostCounters, HostRules};
 use crate::planner::groups::selectors::Selectors;
-use crate::planner::input::pod::Labels;
+use crate::planner::input::pod::{Daemon, Labels};
 use crate::planner::input::settings::PreferencePolicy;
 
 /// Pods that no rule of the problem distinguishes.
@@ -30,6 +30,8 @@ pub(crate) struct Group {
     pub levels: Vec<Bits>,
     /// Columns whose domains count for its spread: volumes may exclude some of them for the pod, but not for the count.
     pub domains: Bits,
+    /// Columns without a DaemonSet that its required anti-affinity excludes; `None` where there is no such DaemonSet.
+    apart: Option<Bits>,
 }
 
 /// Groups the pods by class and matching selectors, in an order that does not depend on the order of the input.
@@ -66,6 +68,7 @@ pub(crate) fn group(
                 host: HostRules::default(),
                 levels: Vec::new(),
                 domains: Bits::default(),
+                apart: None,
             });
             groups.len() - 1
         });
@@ -84,7 +87,9 @@ pub(crate) fn group(
             group.host.likes.clear();
         }
         group.domains = allowed(column_sets, &class, &group.need);
-        group.levels = levels(column_sets, &class, &group.need, &group.domains);
+        group.apart = apart_from_daemons(column_sets, selectors, &class);
+        let usable = usable(column_sets, group);
+        group.levels = levels(column_sets, &class, &group.need, usable);
     }
     groups.sort_by(|a, b| key(&a.pods[0]).cmp(key(&b.pods[0])));
     groups
@@ -103,22 +108,36 @@ fn allowed(column_sets: &mut ColumnSets<'_>, class: &PodClass, need: &[i64]) -> 
     allowed
 }
 
-/// Columns that a group's requirements and volumes allow, counted reservations included, which its levels exclude.
+/// Columns without a DaemonSet that the required anti-affinity of a class excludes, on whatever key: the DaemonSet's pod is in the domain of
+/// its node. `None` where there is no such DaemonSet.
+fn apart_from_daemons(column_sets: &ColumnSets<'_>, selectors: &mut Selectors<'_>, class: &PodClass) -> Option<Bits> {
+    let problem = column_sets.problem;
+    if class.anti_affinity.is_empty() || problem.daemons.is_empty() {
+        return None;
+    }
+    let excluded: Vec<u32> = class.anti_affinity.iter().filter_map(|term| selectors.add_term(term)).collect();
+    let is_excluded =
+        |daemon: &Daemon| selectors.matching(&daemon.pod()).iter().any(|selector| excluded.contains(selector));
+    let daemons: Vec<bool> = problem.daemons.iter().map(is_excluded).collect();
+    let is_apart = |column: usize| column_sets.daemons(column).iter().all(|daemon| !daemons[*daemon]);
+    daemons.contains(&true).then(|| column_sets.where_column(is_apart))
+}
+
+/// Columns that a group's requirements, volumes and DaemonSets allow, counted reservations included, which its levels exclude.
 pub(crate) fn usable(column_sets: &mut ColumnSets<'_>, group: &Group) -> Bits {
     let mut bits = group.domains.clone();
+    if let Some(apart) = &group.apart {
+        bits.and(apart);
+    }
     if !group.class.volume_terms.is_empty() {
         bits.and(&column_sets.constrained(&group.class.volume_terms, &group.class));
     }
     bits
 }
 
-/// Columns by preference level: each preferred node term that some column satisfies (highest weight first), then all columns; each of
+/// Columns by preference level, of those that are usable: each preferred node term that some column satisfies (highest weight first), then all columns; each of
 /// them first without `PreferNoSchedule` taints (Karpenter core reference 3.6).
-fn levels(column_sets: &mut ColumnSets<'_>, class: &PodClass, need: &[i64], allowed: &Bits) -> Vec<Bits> {
-    let mut required = allowed.clone();
-    if !class.volume_terms.is_empty() {
-        required.and(&column_sets.constrained(&class.volume_terms, class));
-    }
+fn levels(column_sets: &mut ColumnSets<'_>, class: &PodClass, need: &[i64], mut required: Bits) -> Vec<Bits> {
     if column_sets.has_counted {
         required.and(&column_sets.where_column(|column| column_sets.columns[column].left.is_none()));
     }

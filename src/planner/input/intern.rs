@@ -122,7 +122,7 @@ impl Interner {
             // Its pods need devices that no new node has: they reserve nothing.
             Arc::make_mut(&mut class).node_terms = vec![NodeTerm { never: true, ..NodeTerm::default() }];
         }
-        Ok(Daemon { key, class })
+        Ok(Daemon { key, class, labels: self.labels(labels) })
     }
 
     fn labels(&mut self, labels: Option<&Labels>) -> Arc<Labels> {

@@ -123,4 +123,13 @@ pub struct Daemon {
     pub key: Arc<str>,
     /// Class of its pods.
     pub class: Arc<PodClass>,
+    /// Labels of its pods.
+    pub labels: Arc<Labels>,
+}
+
+impl Daemon {
+    /// One of its pods.
+    pub(crate) fn pod(&self) -> PodEntry {
+        PodEntry { labels: Arc::clone(&self.labels), class: Arc::clone(&self.class), ..PodEntry::probe() }
+    }
 }

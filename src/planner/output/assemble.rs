@@ -7,6 +7,10 @@ use crate::planner::output::plan::{ExistingNodePlacement, Plan, Unschedulable};
 use crate::planner::output::pod_cursor::PodCursor;
 use crate::planner::state::plan_state::PlanState;
 
+/// Reason for pods that a rehearsal left out.
+const UNBINDABLE: &str = "kube-scheduler may bind the other pods of this plan in an order that leaves no domain for it, by topology spread or pod \
+                          affinity: it is planned again when they are bound";
+
 /// The plan. Every pod is in exactly one of its three lists. `lower_bound` is in micro-USD per hour, up to the precision of the LP.
 pub(crate) fn assemble(state: &mut PlanState<'_, '_>, lower_bound: Option<f64>) -> Plan {
     let mut pods = PodCursor::new(state);
@@ -73,7 +77,11 @@ fn unschedulable(state: &PlanState<'_, '_>, cursor: &mut PodCursor) -> Vec<Unsch
         }
     }
     for (at, item) in state.demand.items.iter().enumerate().filter(|(_, item)| item.remaining > 0) {
-        let reason = explained(item.group, &state.demand.column_pools[item.column_pool].pins);
+        let reason = if state.unbindable.contains(&at) {
+            UNBINDABLE.to_owned()
+        } else {
+            explained(item.group, &state.demand.column_pools[item.column_pool].pins)
+        };
         let pods = cursor.take(state, at, item.remaining);
         out.extend(pods.iter().map(|pod| Unschedulable { pod: *pod, reason: reason.clone() }));
     }

@@ -1,4 +1,4 @@
-//! The result: choices of each new node, the plan, why a pod is unschedulable, and feedback to the next solve.
+//! The result: a rehearsal of the binding, choices of each new node, the plan, why a pod is unschedulable, and feedback to the next solve.
 
 pub mod assemble;
 pub mod choices;
@@ -7,4 +7,5 @@ pub mod feedback;
 pub mod new_nodes;
 pub mod plan;
 pub mod pod_cursor;
+pub mod rehearsal;
 pub mod restore;

@@ -57,6 +57,8 @@ pub(crate) struct PlanState<'u, 'p> {
     /// Nodes of `purchased` that stay, from the first on: those of earlier passes, whose pods have a NodePool of higher weight or a column
     /// that they prefer.
     pub fixed: usize,
+    /// Items with pods that some order of binding leaves without their planned node.
+    pub unbindable: BTreeSet<usize>,
     /// Remaining limits, by NodePool.
     pub budgets: Vec<Budget>,
     /// Host state of a new node, by daemon set id of its column.
@@ -97,6 +99,7 @@ impl<'u, 'p> PlanState<'u, 'p> {
             placements: Vec::new(),
             purchased: Vec::new(),
             fixed: 0,
+            unbindable: BTreeSet::new(),
             running_counters,
             strategy: STRATEGIES[0],
         }

@@ -172,3 +172,21 @@ fn preferred_host_affinity_is_satisfied_where_there_is_room() {
     let plan = world.plan();
     assert!(plan.new_nodes.iter().all(|node| node.pods.iter().any(|pod| *pod < 2)), "{:?}", plan.new_nodes);
 }
+
+#[test]
+fn anti_affinity_that_selects_a_daemon_excludes_the_nodes_that_run_it() {
+    for key in [HOST, ZONE] {
+        let mut rule = affinity("podAntiAffinity", key, &json!({"daemon": "agent"}));
+        rule["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0]["namespaceSelector"] =
+            json!({});
+        let planned = |daemon: &Value| {
+            let mut world = World::new();
+            world.labeled_daemon("100m", &json!({"daemon": "agent"}), daemon);
+            world.pods("p", 1, &json!({"app": "p"}), "1", "1Gi", &rule);
+            world.plan()
+        };
+        let on_arm = planned(&json!({"nodeSelector": {"kubernetes.io/arch": "arm64"}}));
+        assert_eq!(types(&on_arm), ["c1.x2"], "{key}: an Arm node would be cheaper");
+        assert_eq!(planned(&json!({})).unschedulable.len(), 1, "{key}: every node runs the daemon");
+    }
+}

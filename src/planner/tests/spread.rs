@@ -318,3 +318,18 @@ fn a_zone_occupied_by_other_pods_counts_for_pods_excluded_there() {
     world.pods("other", 1, &json!({}), "1", "1Gi", &json!({"nodeSelector": {ZONE: "z-c"}}));
     assert!(world.plan().unschedulable.is_empty());
 }
+
+/// The large pods run on r1 nodes, which the constraint of the others does not count: they do not make up for the pod in z-a.
+#[test]
+fn pods_that_may_run_where_a_constraint_does_not_count_do_not_raise_its_minimum() {
+    let labels = json!({"app": "p"});
+    let mut rules = spread(ZONE, &labels, &json!({}));
+    rules["affinity"] = one("karpenter.k8s.aws/instance-family", "NotIn", &["r1"])["affinity"].clone();
+    let mut world = World::new();
+    world.node("n", "z-a", 8, &[(&labels, &json!({}))]).schedulable = false;
+    world.node("m", "z-b", 8, &[]).schedulable = false;
+    world.pods("large", 2, &labels, "1", "14Gi", &json!({}));
+    world.pods("p", 1, &labels, "500m", "512Mi", &rules);
+    let plan = world.plan();
+    assert_eq!(plan.unschedulable, []);
+}

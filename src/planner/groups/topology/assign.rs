@@ -334,29 +334,30 @@ impl Topology {
             && one.keys.iter().all(|(_, rules)| rules.affinity.iter().all(may))
     }
 
-    /// Makes each spread constraint that some nodes do not count for use a counter of its own, which only groups that may run on counted
-    /// nodes raise.
+    /// Makes each spread constraint that some nodes do not count for use counters of its own, which only groups that may run on counted
+    /// nodes raise: one for the most pods that it may count, and one for the least.
     fn count_by_constraint(
         &mut self,
         column_sets: &mut ColumnSets<'_>,
         groups: &[Group],
         of_group: &mut [Vec<(usize, Rules)>],
     ) {
-        // By counter: the counted columns and nodes, and the counter that counts only there.
-        let mut partial: HashMap<usize, Vec<(Bits, Vec<bool>, usize)>> = HashMap::new();
+        // By counter: the constraints that count only some of its pods.
+        let mut partial: HashMap<usize, Vec<Partial>> = HashMap::new();
         for all in of_group.iter_mut() {
             for (_, rules) in all.iter_mut() {
                 for spread in &mut rules.spread {
                     let base = spread.counter;
                     if let Some(nodes) = spread.counted_nodes.take() {
                         let known = partial.entry(base).or_default();
-                        let found = known.iter().find(|(columns, n, _)| *columns == spread.counted && *n == nodes);
-                        spread.counter = if let Some((_, _, id)) = found {
-                            *id
+                        let found = known.iter().find(|one| one.columns == spread.counted && one.nodes == nodes);
+                        (spread.counter, spread.least_counter) = if let Some(one) = found {
+                            (one.most, one.least)
                         } else {
-                            let id = self.split_counter(base, &spread.base);
-                            known.push((spread.counted.clone(), nodes, id));
-                            id
+                            let (most, least) =
+                                (self.split_counter(base, &spread.base), self.split_counter(base, &spread.base));
+                            known.push(Partial { columns: spread.counted.clone(), nodes, most, least });
+                            (most, least)
                         };
                     }
                     let counter = &mut self.counters[spread.counter];
@@ -372,19 +373,35 @@ impl Topology {
             let mut admitting: Option<Vec<bool>> = None;
             for (_, rules) in all {
                 let mut more = Vec::new();
-                for (columns, nodes, id) in rules.raises.iter().filter_map(|c| partial.get(c)).flatten() {
+                for one in rules.raises.iter().filter_map(|c| partial.get(c)).flatten() {
                     let admitting = admitting.get_or_insert_with(|| {
                         column_sets.problem.nodes.iter().map(|n| n.schedulable && n.admits(&group.class)).collect()
                     });
-                    let overlap = !group.domains.intersection(columns).is_empty();
-                    if overlap || nodes.iter().zip(admitting.iter()).any(|(counted, admits)| *counted && *admits) {
-                        more.push(*id);
+                    let here = group.domains.intersection(&one.columns);
+                    let mut nodes = one.nodes.iter().zip(admitting.iter()).filter(|(_, admits)| **admits);
+                    if !here.is_empty() || nodes.clone().any(|(counted, _)| *counted) {
+                        more.push(one.most);
+                    }
+                    // A constraint counts its own pods wherever they are.
+                    let is_own = rules.spread.iter().any(|spread| spread.hard && spread.counter == one.most);
+                    if is_own || here == group.domains && nodes.all(|(counted, _)| *counted) {
+                        more.push(one.least);
                     }
                 }
                 rules.raises.extend(more);
             }
         }
     }
+}
+
+/// Counters of a spread constraint that counts only some columns and nodes.
+struct Partial {
+    columns: Bits,
+    nodes: Vec<bool>,
+    /// Counts the pods that may run there.
+    most: usize,
+    /// Counts the pods that run nowhere else.
+    least: usize,
 }
 
 /// A division of all groups.

@@ -235,6 +235,7 @@ impl Topology {
                         self.spread_domains(column_sets, &group.class, key, spread, counter);
                     rules.spread.push(SpreadRule {
                         counter,
+                        least_counter: counter,
                         own: i64::from(own),
                         max_skew: spread.max_skew,
                         min_domains: usize::try_from(spread.min_domains).unwrap_or(0),

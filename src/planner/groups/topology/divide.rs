@@ -244,7 +244,7 @@ impl Topology {
     /// The least count over the eligible domains of each spread rule; zero with fewer domains than `minDomains`.
     fn least(&self, one: &Divided) -> Least {
         let of = |rule: &SpreadRule| {
-            let planned = &self.counters[rule.counter].planned;
+            let planned = &self.counters[rule.least_counter].planned;
             let eligible = rule.eligible.iter().enumerate().filter(|(_, eligible)| **eligible);
             let (mut domains, mut least) = (0, i64::MAX);
             for (domain, _) in eligible {

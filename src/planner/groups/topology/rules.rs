@@ -47,6 +47,8 @@ impl Counter {
 
 pub(crate) struct SpreadRule {
     pub counter: usize,
+    /// Counter of the pods that are counted wherever they get a node; [`Self::counter`] has those, too, that are counted on some nodes only.
+    pub least_counter: usize,
     pub own: i64,
     pub max_skew: i64,
     pub min_domains: usize,
