@@ -57,7 +57,7 @@ pub struct SimulateArgs {
     /// Planner settings.
     #[command(flatten)]
     pub plan: PlanArgs,
-    /// Spend up to some seconds on a lower bound that proves more about the plan.
+    /// Spend up to some seconds on cheaper nodes than the service would find, and on a lower bound that proves more about the plan.
     #[arg(long)]
     pub prove: bool,
     /// Output format.

@@ -8,6 +8,7 @@ use crate::planner::improve::right_size::right_size;
 use crate::planner::pack::purchase::buy;
 use crate::planner::pack::refill::refill_purchased;
 use crate::planner::pack::strategy::Purchases;
+use crate::planner::patterns::improve::MAX_PODS;
 use crate::planner::pricing::subproblem::Subproblem;
 use crate::planner::state::plan_state::{PlanState, PurchasedNode, STRATEGIES};
 
@@ -43,7 +44,7 @@ pub(crate) fn improve_purchases(state: &mut PlanState<'_, '_>, subproblem: &mut 
     while failures < MAX_FAILURES && state.demand.work < limit {
         // Removals by slack first; once every share has failed, random removals, which large plans have no work left for.
         let is_random = failures > RUIN_PERCENT.len();
-        if is_random && (state.demand.work > MIN_WORK || is_near_bound(state, subproblem)) {
+        if is_random && (is_searched_later(state) || state.demand.work > MIN_WORK || is_near_bound(state, subproblem)) {
             break;
         }
         let percent = RUIN_PERCENT[attempt % RUIN_PERCENT.len()];
@@ -56,6 +57,11 @@ pub(crate) fn improve_purchases(state: &mut PlanState<'_, '_>, subproblem: &mut 
             state.strategy.cosine_power = STRATEGIES[attempt % 2].cosine_power;
         }
     }
+}
+
+/// Whether the search of patterns follows, which finds more in the same time.
+fn is_searched_later(state: &PlanState<'_, '_>) -> bool {
+    state.purchased.iter().flat_map(|node| &node.pattern).map(|(_, count)| count).sum::<usize>() <= MAX_PODS
 }
 
 /// Improves other purchases for the same demand, and keeps the better ones.

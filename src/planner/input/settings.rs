@@ -52,7 +52,7 @@ pub struct Settings {
     pub prefer_spot: bool,
     /// Maximum pods of one controller on one node.
     pub workload_pods_per_node: Option<i32>,
-    /// Whether to spend seconds on a lower bound that proves more. The plan is the same or as cheap.
+    /// Whether to spend seconds on cheaper nodes, and on a lower bound that proves more.
     pub prove: bool,
 }
 

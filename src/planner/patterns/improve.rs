@@ -38,7 +38,7 @@ const THOROUGH: Effort = Effort {
 /// Ceilings that branch and bound tries.
 const MAX_PROOFS: usize = 4;
 /// Pods above which neither is worth its time: the plan is found in a fraction of a second, and its cost is near the bound.
-const MAX_PODS: usize = 2_000;
+pub(crate) const MAX_PODS: usize = 2_000;
 
 /// Replaces purchased nodes by cheaper ones for the same pods. Raises `bound`, a lower bound on the cost of nodes for at least the pods of the
 /// purchased nodes, to one of whole pods; `None` where none is known.

@@ -12,12 +12,14 @@ use crate::planner::state::demand::pattern::{Bin, Pattern, add_pods};
 use crate::planner::state::plan_state::{PlanState, PurchasedNode};
 
 /// Work of all neighborhoods per pod, within bounds, and of one.
-const WORK_PER_POD: usize = 2_500;
-const MIN_WORK: usize = 100_000;
-const MAX_WORK: usize = 1_000_000;
-const NEIGHBORHOOD_WORK: usize = 80_000;
+const WORK_PER_POD: usize = 4_000;
+const MIN_WORK: usize = 200_000;
+const MAX_WORK: usize = 2_500_000;
+const NEIGHBORHOOD_WORK: usize = 200_000;
+/// How much more work, and how many more failures, `--prove` allows. The search begins with the same neighborhoods.
+const THOROUGH: usize = 25;
 /// Nodes and kinds of pods of a neighborhood.
-const NEIGHBORHOOD_NODES: RangeInclusive<usize> = 3..=10;
+const NEIGHBORHOOD_NODES: RangeInclusive<usize> = 3..=15;
 const NEIGHBORHOOD_KINDS: usize = 40;
 /// Pods up to which the cheapest nodes for all are first searched by branch and bound, and its steps.
 const BRANCH_PODS: usize = 30;
@@ -51,7 +53,8 @@ impl Neighborhoods {
         let mut random = fastrand::Rng::with_seed(SEED);
         let mut failures = 0;
         let pods: usize = self.kinds.pods.iter().map(|pod| pod.count).sum();
-        let limit = pods.saturating_mul(WORK_PER_POD).clamp(MIN_WORK, MAX_WORK);
+        let effort = if state.column_sets.problem.settings.prove { THOROUGH } else { 1 };
+        let limit = pods.saturating_mul(WORK_PER_POD).clamp(MIN_WORK, MAX_WORK) * effort;
         if pods <= BRANCH_PODS {
             let all = movable.clone();
             let (nodes, is_proven) = self.repack(state, &all, cheapest_nodes);
@@ -66,7 +69,7 @@ impl Neighborhoods {
             }
             self.work = 0;
         }
-        while self.work < limit && failures < FAILURES_PER_NODE * movable.len() {
+        while self.work < limit && failures < FAILURES_PER_NODE * movable.len() * effort {
             let chosen = self.draw(state, &movable, &mut random);
             let is_all = chosen.len() == movable.len();
             let (Some(nodes), _) = self.repack(state, &chosen, cheaper_nodes) else {
@@ -116,7 +119,9 @@ impl Neighborhoods {
         let mut weights: Vec<(usize, f64)> = movable.iter().map(|at| (*at, self.slack(state, *at))).collect();
         let mut chosen = BTreeSet::new();
         let mut kinds = BTreeSet::new();
-        let (size, is_related) = (random.usize(NEIGHBORHOOD_NODES), random.bool());
+        // Small ones more often than large ones.
+        let size = random.usize(NEIGHBORHOOD_NODES).min(random.usize(NEIGHBORHOOD_NODES));
+        let is_related = random.bool();
         while chosen.len() < size && !weights.is_empty() {
             let mut left = random.f64() * weights.iter().map(|(_, weight)| weight).sum::<f64>();
             let drawn = weights.iter().position(|(_, weight)| {
