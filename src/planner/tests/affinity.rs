@@ -190,3 +190,16 @@ fn anti_affinity_that_selects_a_daemon_excludes_the_nodes_that_run_it() {
         assert_eq!(planned(&json!({})).unschedulable.len(), 1, "{key}: every node runs the daemon");
     }
 }
+
+/// In one zone, a pod of much CPU and one of much memory share a node.
+#[test]
+fn workloads_that_must_be_in_one_zone_each_choose_the_same_one() {
+    let mut world = World::new();
+    for (name, cpu, memory) in [("cpu", "3", "1Gi"), ("memory", "900m", "15Gi")] {
+        let labels = json!({"app": name});
+        world.pods(name, 6, &labels, cpu, memory, &affinity("podAffinity", ZONE, &labels));
+    }
+    let plan = world.plan();
+    assert_eq!((zones(&plan).len(), plan.unschedulable.len()), (1, 0));
+    assert!(plan.optimal, "{:?} of at least {:?}", plan.cost, plan.lower_bound);
+}

@@ -11,6 +11,7 @@ use crate::planner::groups::existing::ExistingNode;
 use crate::planner::groups::group::Group;
 use crate::planner::groups::host_rules::add_spread;
 use crate::planner::groups::selectors::Selectors;
+use crate::planner::groups::topology::divide::total_weight;
 use crate::planner::groups::topology::domains::{Domains, Key, Room};
 use crate::planner::groups::topology::rules::{Counter, Rule, Rules, SpreadRule, rules_of};
 use crate::planner::input::node::NodeState;
@@ -24,6 +25,8 @@ pub(crate) struct Topology {
     /// Pods of selector `s` raise these counters.
     by_selector: HashMap<u32, Vec<usize>>,
     pub load: Vec<Vec<i64>>,
+    /// Load of all pods together.
+    pub weight: i64,
     /// Group, key and rules of the divided groups.
     pub settled: Vec<(usize, usize, Rules)>,
     /// Domains that get a node from other pods, though no pod of some group that counts them fits there.
@@ -107,6 +110,7 @@ impl Topology {
             ids: HashMap::new(),
             by_selector: HashMap::new(),
             load,
+            weight: groups.iter().map(total_weight).fold(0, i64::saturating_add),
             settled: Vec::new(),
             occupied_domains,
             room,

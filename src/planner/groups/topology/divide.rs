@@ -11,6 +11,10 @@ use crate::planner::groups::topology::rules::{Rules, SpreadRule};
 /// Moves of placed pods that are tried to make room for a pod that has no place.
 const MAX_MOVES: usize = 2_000;
 
+/// A group that must be together joins the domain with most pods if it has at least one part in this many of all pods: they can share nodes.
+/// Smaller groups fill gaps anywhere.
+const JOINING_SHARE: i64 = 20;
+
 /// Key and domain of each pin.
 type Pins = Vec<(usize, usize)>;
 
@@ -58,6 +62,7 @@ impl Topology {
         while one.left > 0 {
             let least = self.least(one);
             let together = one.wants.is_some() || one.has_affinity();
+            let joins = together && self.weight / JOINING_SHARE <= total_weight(group);
             let best = one
                 .open()
                 .filter(|place| {
@@ -69,7 +74,7 @@ impl Topology {
                     (
                         if together { one.left.saturating_sub(room) } else { 0 },
                         self.scatter.map(|seed| mix(mix(seed, one.group as u64), *place as u64)),
-                        self.cost_of(one, *place, &least, followers),
+                        self.cost_of(one, *place, &least, followers, joins),
                     )
                 });
             let placed = match best {
@@ -324,8 +329,9 @@ impl Topology {
     }
 
     /// Lexicographic cost of an allowed place: level counts of hard spread, then preferences in the reverse of the order in which Karpenter
-    /// relaxes them (soft spread, node affinity, anti-affinity, affinity: Karpenter core reference 3.6), then existing nodes, price and load.
-    fn cost_of(&self, one: &Divided, place: usize, least: &Least, followers: &Followers) -> [i64; 12] {
+    /// relaxes them (soft spread, node affinity, anti-affinity, affinity: Karpenter core reference 3.6), then existing nodes, price and load: the
+    /// least, or the most if the pod `joins` others.
+    fn cost_of(&self, one: &Divided, place: usize, least: &Least, followers: &Followers, joins: bool) -> [i64; 12] {
         let wide = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let possible: &Possible = &one.possible[place];
         let mut blocked = 0;
@@ -363,7 +369,7 @@ impl Topology {
             soft,
             i64::from(!possible.exists),
             possible.price,
-            load,
+            if joins { -load } else { load },
             wide(place),
         ]
     }
@@ -425,6 +431,11 @@ pub(crate) fn mix(seed: u64, value: u64) -> u64 {
     mixed ^= mixed >> 31;
     mixed = mixed.wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^ (mixed >> 29)
+}
+
+/// What the pods of a group add to the load of their domains.
+pub(crate) fn total_weight(group: &Group) -> i64 {
+    weight_of(group).saturating_mul(i64::try_from(group.pods.len()).unwrap_or(i64::MAX))
 }
 
 /// What a pod adds to the load of its domains.
