@@ -3,7 +3,7 @@
 
     benches/bench.py --binary target/release/stowage [--out target/bench] [--ours-only] [--only REGEX]
 
-Writes `bench.md` (the table of docs/performance.md) and `bench.svg` to --out. The scenario generator, the plan checker and
+Writes `bench.md`, `choices.md` and `small.md` (the tables of docs/performance.md) and `bench.svg` to --out. The scenario generator, the plan checker and
 Karpenter's own scheduler (a Go program) are in a separate folder, which STOWAGE_PEERS names. check_plan.py judges every plan of Stowage of up to
 10,000 pods; a plan that it rejects ends the run with exit code 1.
 """
@@ -30,6 +30,16 @@ SCENARIOS = (
     + [("fleet", 100_000, 13, False), ("mixed", 100_000, 13, False)]
 )
 EXISTING = 5_000
+# NodePools that allow more than the scenarios' own: requirements on the instance types, options of `stowage simulate`, options of the generator.
+CATEGORY, GENERATION = "karpenter.k8s.aws/instance-category", "karpenter.k8s.aws/instance-generation"
+CHOICES = {
+    "every type": ([], [], []),
+    "c, m, r, t from generation 3 on": ([{"key": CATEGORY, "operator": "In", "values": ["c", "m", "r", "t"]}, {"key": GENERATION, "operator": "Gt", "values": ["2"]}], [], []),
+    "spot": (None, ["--spot-ratio", "0.4"], ["--spot"]),
+}
+# Pods and seed of each kind in these rows, and of small batches.
+CHOICES_PODS, CHOICES_SEED = 1_000, 7
+SMALL, SMALL_SEED = [20, 100, 300], 7
 
 
 def measured(command):
@@ -42,12 +52,22 @@ def measured(command):
         return child.returncode, out.read().decode(), usage.ru_maxrss / 1024
 
 
-def scenario(folder, kind, pods, seed):
+def scenario(folder, kind, pods, seed, options=()):
     path = folder / f"{kind}-{pods}-{seed}.json"
     with path.open("w") as file:
         subprocess.run(
-            [sys.executable, PEERS / "scenario.py", kind, "--pods", str(pods), "--seed", str(seed)], stdout=file, check=True
+            [sys.executable, PEERS / "scenario.py", kind, "--pods", str(pods), "--seed", str(seed), *options], stdout=file, check=True
         )
+    return path
+
+
+def with_types(path, requirements):
+    """The scenario with other requirements on the instance types of its NodePools."""
+    content = json.loads(path.read_text())
+    for pool in content["nodePools"]:
+        spec = pool["spec"]["template"]["spec"]
+        spec["requirements"] = [one for one in spec["requirements"] if one["key"] not in (CATEGORY, GENERATION)] + requirements
+    path.write_text(json.dumps(content))
     return path
 
 
@@ -79,12 +99,13 @@ def with_nodes(path, count):
     return out
 
 
-def ours(binary, path, runs):
-    command = [binary, "simulate", "--scenario", path, "--output", "json"]
+def ours(binary, path, runs, options=()):
+    command = [binary, "simulate", "--scenario", path, "--output", "json", *options]
     seconds, memory, plan = [], 0.0, None
     for _ in range(runs):
         code, text, peak = measured(command)
-        if code != 0:
+        # Three: some pods are left out, which the table says.
+        if code not in (0, 3):
             sys.exit(f"{path.name}: stowage simulate ended with {code}")
         plan = json.loads(text)
         seconds.append(plan["solveSeconds"])
@@ -92,11 +113,11 @@ def ours(binary, path, runs):
     return plan, statistics.median(seconds), memory
 
 
-def judge(path, plan, folder):
+def judge(path, plan, folder, options=()):
     written = folder / "plan.json"
     written.write_text(json.dumps(plan))
     checked = subprocess.run(
-        [sys.executable, PEERS / "check_plan.py", "--scenario", path, "--plan", written], capture_output=True, text=True, check=False
+        [sys.executable, PEERS / "check_plan.py", "--scenario", path, "--plan", written, *options], capture_output=True, text=True, check=False
     )
     if checked.returncode != 0:
         sys.exit(f"{path.name}: {checked.stdout}")
@@ -108,9 +129,9 @@ def build_peer(out):
     return binary
 
 
-def peer(binary, path):
+def peer(binary, path, options=()):
     catalog = PEERS.parent / "data" / "ec2-us-east-1.json"
-    code, text, peak = measured([binary, "-scenario", path, "-catalog", catalog])
+    code, text, peak = measured([binary, "-scenario", path, "-catalog", catalog, *options])
     if code != 0:
         sys.exit(f"{path.name}: the peer ended with {code}")
     answer = json.loads(text.strip().splitlines()[-1])
@@ -140,6 +161,21 @@ def row_of(row):
 
 HEAD = """| scenario, pods, seed | USD/h | bound | gap | Karpenter USD/h | ours is | s | Karpenter s | faster | MB | Karpenter MB | left out, ours / theirs |
 |---|---|---|---|---|---|---|---|---|---|---|---|"""
+
+
+SMALL_HEAD = """| scenario, pods | USD/h | gap | s | USD/h with --prove | gap | s | Karpenter USD/h | ours is | Karpenter s |
+|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def small_row(name, plan, seconds, proved, proved_seconds, theirs):
+    def gap(plan):
+        return "proven" if plan["optimal"] else f"{(plan['costUsdPerHour'] / plan['lowerBoundUsdPerHour'] - 1) * 100:.1f} %"
+
+    cost, peers = plan["costUsdPerHour"], ["–", "–", "–"]
+    if theirs:
+        peers = [f"{theirs['costUsdPerHour']:,.2f}", f"{(cost / theirs['costUsdPerHour'] - 1) * 100:+.0f} %", f"{theirs['seconds']:.2f}"]
+    ours = [f"{cost:,.2f}", gap(plan), f"{seconds:.3f}", f"{proved['costUsdPerHour']:,.2f}", gap(proved), f"{proved_seconds:.1f}"]
+    return f"| {' | '.join([name, *ours, *peers])} |"
 
 
 def plot(rows):
@@ -197,14 +233,14 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
 
-        def run(name, path, with_peer, checked):
-            plan, seconds, memory = ours(args.binary, path, args.runs)
+        def run(name, path, with_peer, checked, rows=rows, options=()):
+            plan, seconds, memory = ours(args.binary, path, args.runs, options)
             if checked:
-                judge(path, plan, folder)
+                judge(path, plan, folder, options)
             row = {"name": name, "cost": plan["costUsdPerHour"], "bound": plan["lowerBoundUsdPerHour"], "seconds": seconds,
                    "memory": memory, "unscheduled": len(plan["unschedulable"])}
             if theirs and with_peer:
-                row["peer"], row["peerMemory"] = peer(theirs, path)
+                row["peer"], row["peerMemory"] = peer(theirs, path, [option.replace("--", "-") for option in options])
             rows.append(row)
             print(row_of(row), flush=True)
             path.unlink()
@@ -218,6 +254,31 @@ def main():
         if args.only.search(name):
             # The checker and the peer know no running nodes.
             run(name, with_nodes(scenario(folder, "fleet", 10_000, 11), EXISTING), False, checked=False)
+        choices = []
+        for choice, (requirements, options, generated) in CHOICES.items():
+            for kind in KINDS:
+                name = f"{kind}, {choice}"
+                if not args.only.search(name):
+                    continue
+                path = scenario(folder, kind, CHOICES_PODS, CHOICES_SEED, generated)
+                path = path if requirements is None else with_types(path, requirements)
+                run(name, path, with_peer=True, checked=True, rows=choices, options=options)
+        print(SMALL_HEAD, flush=True)
+        small = []
+        for kind in KINDS:
+            for pods in SMALL:
+                name = f"{kind} {pods}"
+                if not args.only.search(name):
+                    continue
+                path = scenario(folder, kind, pods, SMALL_SEED)
+                plan, seconds, _ = ours(args.binary, path, args.runs)
+                judge(path, plan, folder)
+                proved, proved_seconds, _ = ours(args.binary, path, 1, ["--prove"])
+                judge(path, proved, folder)
+                small.append(small_row(name, plan, seconds, proved, proved_seconds, peer(theirs, path)[0] if theirs else None))
+                print(small[-1], flush=True)
+    (args.out / "choices.md").write_text("\n".join([HEAD, *map(row_of, choices)]) + "\n")
+    (args.out / "small.md").write_text("\n".join([SMALL_HEAD, *small]) + "\n")
     (args.out / "bench.md").write_text("\n".join([HEAD, *map(row_of, rows)]) + "\n")
     (args.out / "bench.svg").write_text(plot(rows))
     print(f"\nwritten: {args.out / 'bench.md'} and {args.out / 'bench.svg'}")

@@ -30,8 +30,8 @@ const MAX_CHECKS: usize = 200_000;
 const SMALL: usize = 200;
 /// Rehearsals, each without the pods that the one before withdrew.
 const MAX_REHEARSALS: usize = 20;
-/// Nodes times spread constraints up to which plans are rehearsed.
-const MAX_COUNTED: usize = 20_000_000;
+/// Nodes times rules up to which plans are rehearsed: each rule counts pods by domain, and the host name has a domain for each node.
+const MAX_COUNTED: usize = 2_000_000;
 
 /// Domain of a node without the label.
 const NOWHERE: usize = usize::MAX;
@@ -177,10 +177,11 @@ impl Rehearsal {
         if !classes.values().any(|class| is_ruled(class)) {
             return None;
         }
-        let spreads = classes.values().flat_map(|class| &class.spread).filter(|spread| spread.hard).count();
         let problem = state.column_sets.problem;
-        let nodes = problem.nodes.len() + state.purchased.len();
-        if nodes * spreads.max(1) > MAX_COUNTED {
+        let running = || problem.nodes.iter().flat_map(|node| node.pods.exclusive());
+        let of_class = |class: &&PodClass| class.spread.len() + class.affinity.len() + class.anti_affinity.len();
+        let rules = classes.values().map(of_class).sum::<usize>() + running().count();
+        if (problem.nodes.len() + state.purchased.len()).saturating_mul(rules) > MAX_COUNTED {
             return None;
         }
         let columns: Vec<usize> = state.purchased.iter().map(|node| node.column).collect();
@@ -199,8 +200,7 @@ impl Rehearsal {
         for (group, class) in &classes {
             rules.insert(*group, builder.rules(state.column_sets, class));
         }
-        let running = problem.nodes.iter().flat_map(|node| node.pods.exclusive());
-        for class in running.chain(problem.daemons.iter().map(|daemon| &daemon.class)) {
+        for class in running().chain(problem.daemons.iter().map(|daemon| &daemon.class)) {
             for term in &class.anti_affinity {
                 if let Some(selector) = builder.selectors.add_term(term) {
                     builder.tally(state.column_sets, &term.key, selector);

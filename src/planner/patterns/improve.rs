@@ -31,7 +31,7 @@ const QUICK: Effort =
 const THOROUGH: Effort = Effort {
     bound_work: 50_000_000,
     bound_kinds: 1_000,
-    branch_steps: 20_000_000,
+    branch_steps: 5_000_000,
     branch_kinds: 80,
     branch_pods: 1_000,
 };
