@@ -34,6 +34,18 @@ pub(crate) struct Group {
     apart: Option<Bits>,
 }
 
+impl Group {
+    /// What a pod adds to the load of its domains.
+    pub fn weight(&self) -> i64 {
+        self.need[0].saturating_add(self.need[1] >> 22).max(1)
+    }
+
+    /// What all pods together add to the load of their domains.
+    pub fn total_weight(&self) -> i64 {
+        self.weight().saturating_mul(i64::try_from(self.pods.len()).unwrap_or(i64::MAX))
+    }
+}
+
 /// Groups the pods by class and matching selectors, in an order that does not depend on the order of the input.
 pub(crate) fn group(
     column_sets: &mut ColumnSets<'_>,

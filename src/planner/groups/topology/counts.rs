@@ -11,7 +11,6 @@ use crate::planner::groups::existing::ExistingNode;
 use crate::planner::groups::group::Group;
 use crate::planner::groups::host_rules::add_spread;
 use crate::planner::groups::selectors::Selectors;
-use crate::planner::groups::topology::divide::total_weight;
 use crate::planner::groups::topology::domains::{Domains, Key, Room};
 use crate::planner::groups::topology::rules::{Counter, Rule, Rules, SpreadRule, rules_of};
 use crate::planner::input::node::NodeState;
@@ -110,7 +109,7 @@ impl Topology {
             ids: HashMap::new(),
             by_selector: HashMap::new(),
             load,
-            weight: groups.iter().map(total_weight).fold(0, i64::saturating_add),
+            weight: groups.iter().map(Group::total_weight).fold(0, i64::saturating_add),
             settled: Vec::new(),
             occupied_domains,
             room,

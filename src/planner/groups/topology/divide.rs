@@ -57,12 +57,12 @@ impl Topology {
     pub(crate) fn place(&mut self, groups: &[Group], company: &mut Company, one: &mut Divided, followers: &Followers) {
         self.update_eligible(one, company);
         let group = &groups[one.group];
-        let weight = weight_of(group);
+        let weight = group.weight();
         let mut moves = MAX_MOVES;
         while one.left > 0 {
             let least = self.least(one);
             let together = one.wants.is_some() || one.has_affinity();
-            let joins = together && self.weight / JOINING_SHARE <= total_weight(group);
+            let joins = together && self.weight / JOINING_SHARE <= group.total_weight();
             let best = one
                 .open()
                 .filter(|place| {
@@ -136,7 +136,7 @@ impl Topology {
     /// Changes the pods of a group in each place to these.
     pub(crate) fn restore(&mut self, groups: &[Group], company: &mut Company, one: &mut Divided, counts: &[usize]) {
         let group = &groups[one.group];
-        let weight = weight_of(group);
+        let weight = group.weight();
         for (place, count) in counts.iter().enumerate() {
             while one.counts[place] != *count {
                 self.raise(group, company, one, place, weight, one.counts[place] < *count);
@@ -153,7 +153,7 @@ impl Topology {
         planned: &[usize],
     ) -> bool {
         let group = &groups[one.group];
-        let weight = weight_of(group);
+        let weight = group.weight();
         let mut bound = false;
         for (place, planned) in planned.iter().enumerate() {
             while one.counts[place] < *planned && self.allowed(one, place, &self.least(one), company) {
@@ -211,7 +211,7 @@ impl Topology {
     pub(crate) fn withdraw(&mut self, groups: &[Group], company: &mut Company, one: &mut Divided) -> usize {
         self.update_eligible(one, company);
         let group = &groups[one.group];
-        let weight = weight_of(group);
+        let weight = group.weight();
         let mut withdrawn = 0;
         for place in 0..one.counts.len() {
             while one.counts[place] > 0 && !self.holds(one, place, company) {
@@ -431,14 +431,4 @@ pub(crate) fn mix(seed: u64, value: u64) -> u64 {
     mixed ^= mixed >> 31;
     mixed = mixed.wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^ (mixed >> 29)
-}
-
-/// What the pods of a group add to the load of their domains.
-pub(crate) fn total_weight(group: &Group) -> i64 {
-    weight_of(group).saturating_mul(i64::try_from(group.pods.len()).unwrap_or(i64::MAX))
-}
-
-/// What a pod adds to the load of its domains.
-fn weight_of(group: &Group) -> i64 {
-    group.need[0].saturating_add(group.need[1] >> 22).max(1)
 }
