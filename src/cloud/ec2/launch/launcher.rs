@@ -25,6 +25,8 @@ use crate::model::time::UnixMillis;
 
 /// Full capacity reservations that one launch skips before it gives up.
 const MAX_FULL_RESERVATIONS: u32 = 16;
+/// Tokens of an earlier process that one launch skips before it waits for its next attempt.
+const MAX_REUSED_TOKENS: u32 = 100;
 
 #[derive(Debug)]
 pub struct Launcher {
@@ -87,7 +89,7 @@ impl Launcher {
         if state.attempts.must_search(state.without_response.is_some(), created, self.leading_since) {
             self.adopt(launch_group, details, state).await?;
         }
-        let (mut template_gone, mut full_reservations) = (false, 0);
+        let (mut template_gone, mut full_reservations, mut reused_tokens) = (false, 0, 0);
         let mut failed = None;
         while !assign(batch, &mut state.attempts, &mut pending) {
             if let Some(error) = failed {
@@ -140,13 +142,13 @@ impl Launcher {
                     // A call of an earlier process was received: wait until its instances are described.
                     release_unused(context, &prepared, &[]);
                     self.adopt(launch_group, details, state).await?;
-                    let expired = state.attempts.token_reused(crate::clock::now());
-                    let what = if expired {
-                        "its instances did not appear, retrying with another token"
-                    } else {
-                        "waiting for its instances to appear"
-                    };
-                    failed = Some(LaunchError::other(format!("an earlier call had the same token; {what}")));
+                    // After the wait, every token that the earlier process used is skipped.
+                    if state.attempts.token_reused(crate::clock::now()) && reused_tokens < MAX_REUSED_TOKENS {
+                        reused_tokens += 1;
+                        continue;
+                    }
+                    let message = "an earlier call had the same token; waiting for its instances to appear";
+                    failed = Some(LaunchError::other(message));
                 }
                 FleetOutcome::Refused(error) => {
                     release_unused(context, &prepared, &[]);

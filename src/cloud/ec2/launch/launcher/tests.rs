@@ -292,6 +292,28 @@ async fn after_a_refusal_for_a_quota_the_next_launch_is_on_demand() {
 }
 
 #[tokio::test]
+async fn the_tokens_of_an_earlier_process_are_skipped_in_one_attempt_after_the_wait() {
+    for (used, attempts) in [(3, 1), (150, 2)] {
+        let world = world(&[]);
+        for _ in 0..used {
+            world.next(fake_aws::error("IdempotentParameterMismatch", "other parameters"));
+        }
+        let batch = world.ec2.launcher.batches.of("uid-1", crate::clock::now());
+        let Turn::Call(mut state) = batch.turn("uid-1").await else { panic!("nobody else launches") };
+        assert!(!state.attempts.token_reused(UnixMillis(0)), "a wait since 1970");
+        drop(state);
+        let kinds = [CapacityType::OnDemand];
+        for _ in 1..attempts {
+            let error = world.launch("uid-1", &kinds).await.unwrap_err();
+            assert!(error.to_string().contains("waiting for its instances"), "{error}");
+        }
+        world.launch("uid-1", &kinds).await.unwrap();
+        let tokens: Vec<String> = world.sent("CreateFleet", "ClientToken").into_iter().flatten().collect();
+        assert_eq!((tokens.len(), tokens.last().unwrap()), (used + 1, &format!("uid-1-{used}")));
+    }
+}
+
+#[tokio::test]
 async fn after_repeated_server_faults_the_next_launch_is_on_demand() {
     let world = world(&[]);
     let kinds = [CapacityType::Spot, CapacityType::OnDemand];
