@@ -212,8 +212,10 @@ class TestLaunches:
             record_calls(service, at, took, len(fleets))
         print(f"{len(fleets)} fleets for {[call.count for call, _ in fleets]}, the last {max(delay for _, delay in fleets) * 1000:.0f} ms after its plan")
         print(faults.summary(service.proxy.counts(at), MANY), flush=True)
-        # Two on a quiet machine; while NodeClaims are written slowly, a call does not wait for the last of them (29 were seen).
-        assert len(fleets) <= MANY // 5, "equal launches share calls"
+        # Two on a quiet machine; while NodeClaims are written slowly, a call does not wait for the last of them (29 were seen). A restarted
+        # replica is refused the tokens that are in use.
+        launching = [call for call, _ in fleets if call.status == 200]
+        assert len(launching) <= MANY // 5, "equal launches share calls"
         assert len(service.claims("many")) == MANY
         service.assert_not_doubly_planned()
         service.assert_nothing_leaked()

@@ -539,6 +539,14 @@ class Stowage:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return "\n".join(text.splitlines()[-lines:])
 
+    def warnings(self, most=40):
+        """The warnings and errors of the log, one line per message with its count and its first occurrence."""
+        found = {}
+        for line in self.lines():
+            if line.get("level") in ("WARN", "ERROR"):
+                found.setdefault(line.get("message"), []).append(line)
+        return "\n".join(f"{len(lines)} x {json.dumps(lines[0])[:600]}" for lines in list(found.values())[:most])
+
     def instances(self, now=None):
         """Simulated instances that are not shut down, by id, read from the state file."""
         now = time.time() * 1000 if now is None else now

@@ -74,7 +74,7 @@ class Outage:
 
     def logs(self):
         """Ends of logs, by name, for the report of a failed test."""
-        return {"end of stowage's log": self.stowage.tail(30)}
+        return {"warnings of stowage": self.stowage.warnings(), "end of stowage's log": self.stowage.tail(30)}
 
     def pods(self):
         return self.api.list("Pod", SPACE)

@@ -44,7 +44,7 @@ class Service:
     def logs(self):
         """Ends of logs, by name, for the report of a failed test."""
         ends = {f"end of the log of {name}, which ended or is not healthy": text for name, text in self.plane.problems().items()}
-        return {"end of stowage's log": self.stowage.tail(30), **ends}
+        return {"warnings of stowage": self.stowage.warnings(), "end of stowage's log": self.stowage.tail(30), **ends}
 
     def wait(self, predicate, timeout, what, last=None):
         """Waits for a condition of the mirror, while the service runs."""
