@@ -15,6 +15,8 @@ import aws
 import guard
 import harness
 
+pytest_plugins = ["second_attempt"]
+
 
 def pytest_configure(config):
     # `make` passes SIGTERM on: end as on Ctrl-C, with the teardown of all fixtures.
