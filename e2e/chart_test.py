@@ -427,6 +427,7 @@ RIGHTS = {
     ("", "namespaces"): READ,
     ("", "persistentvolumes"): READ,
     ("", "persistentvolumeclaims"): READ,
+    ("", "limitranges"): READ,
     ("events.k8s.io", "events"): {"create", "patch"},
     ("apps", "daemonsets"): READ,
     ("policy", "poddisruptionbudgets"): READ,

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::core::v1::{LimitRange, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass as ApiStorageClass};
 use serde_json::{Value, json};
 
@@ -16,6 +16,7 @@ use crate::api::{Ec2NodeClass, NodePool};
 use crate::cli::manifests::error::{named, typed};
 use crate::cli::manifests::scenario::Part;
 use crate::cli::manifests::workload::{Workload, is_held_back};
+use crate::model::limit_range::DefaultRequests;
 use crate::planner::input::default_spread::{DefaultSpread, Services};
 use crate::planner::input::intern::Interner;
 use crate::planner::input::pod::{Daemon, Labels, PodEntry};
@@ -46,6 +47,10 @@ pub struct Input {
     pub services: Services,
     /// Number of skipped objects, by kind.
     pub skipped: BTreeMap<String, usize>,
+    /// DaemonSets with their files, as read.
+    daemon_sets: Vec<(PathBuf, DaemonSet)>,
+    /// Default requests by namespace.
+    limit_ranges: BTreeMap<String, DefaultRequests>,
     interner: Interner,
 }
 
@@ -123,7 +128,21 @@ impl Input {
             }
             "Pod" => self.pod(file, object)?,
             "Node" => self.nodes.push(typed(file, "Node", object)?),
-            "DaemonSet" => self.daemon_set(file, object)?,
+            "DaemonSet" => {
+                let set: DaemonSet = typed(file, "DaemonSet", object)?;
+                self.daemon_set(file, &set)?;
+                self.daemon_sets.push((file.into(), set));
+            }
+            "LimitRange" => {
+                let limit_range: LimitRange = typed(file, "LimitRange", object)?;
+                let namespace = limit_range.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
+                self.limit_ranges.entry(namespace).or_default().raise_to(&DefaultRequests::of(&limit_range));
+                // Those that were read before.
+                self.daemons.clear();
+                for (file, set) in self.daemon_sets.clone() {
+                    self.daemon_set(&file, &set)?;
+                }
+            }
             "Namespace" => {
                 let name = named(&object);
                 let labels = object.pointer("/metadata/labels").cloned().unwrap_or_else(|| json!({}));
@@ -220,8 +239,14 @@ impl Input {
         missing.into_iter().collect()
     }
 
-    fn daemon_set(&mut self, file: &Path, object: Value) -> Result<(), InputError> {
-        let set: DaemonSet = typed(file, "DaemonSet", object)?;
+    /// Adds a DaemonSet, with the requests that the LimitRanges of its namespace give its pods.
+    fn daemon_set(&mut self, file: &Path, set: &DaemonSet) -> Result<(), InputError> {
+        let mut set = set.clone();
+        let defaults = self.limit_ranges.get(set.metadata.namespace.as_deref().unwrap_or("default"));
+        let spec = set.spec.as_mut().and_then(|spec| spec.template.spec.as_mut());
+        if let Some((defaults, spec)) = defaults.zip(spec) {
+            defaults.apply_to(spec);
+        }
         let daemon = self.interner.intern_daemon(&set).map_err(|error| bad_pod(file, "DaemonSet", &error))?;
         self.daemons.push(daemon);
         Ok(())

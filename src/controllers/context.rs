@@ -21,6 +21,7 @@ use crate::decisions::demand::may_launch;
 use crate::decisions::last_decisions::{LastConsolidation, LastPlan};
 use crate::decisions::lifecycle::instance_checks::InstanceChecks;
 use crate::decisions::placement::mode::PlacementMode;
+use crate::decisions::provisioning::purchase_backoff::PurchaseBackoff;
 use crate::decisions::provisioning::quarantine::Quarantine;
 use crate::decisions::provisioning::supply_quarantine::SupplyQuarantine;
 use crate::decisions::staleness::Removal;
@@ -64,6 +65,8 @@ pub struct Context {
     pub confirmed_drains: ConfirmedDrains,
     /// Pods that are left out of plans for a while.
     pub quarantine: Mutex<Quarantine>,
+    /// Pods that are left out of plans because nodes were purchased for them in vain.
+    pub purchase_backoff: Mutex<PurchaseBackoff>,
     /// NodePools and nodes that are left out of plans for a while.
     pub supply_quarantine: Mutex<SupplyQuarantine>,
     pub last_plan: Mutex<Option<Arc<LastPlan>>>,
@@ -102,6 +105,7 @@ impl Context {
             claims_created,
             confirmed_drains,
             quarantine,
+            purchase_backoff: Mutex::default(),
             supply_quarantine: Mutex::default(),
             last_plan: Mutex::default(),
             last_consolidation: Mutex::default(),

@@ -21,6 +21,7 @@ use crate::decisions::placement::nominations::Nominations;
 use crate::decisions::placement::planned_taint::PlannedTaints;
 use crate::decisions::placement::view::ViewCache;
 use crate::decisions::provisioning::pod_queue::PodQueue;
+use crate::decisions::provisioning::purchase_backoff::PurchaseBackoff;
 use crate::decisions::provisioning::quarantine::Quarantine;
 use crate::extender::View;
 use crate::model::time::UnixMillis;
@@ -46,6 +47,7 @@ pub struct PureParts {
     derived: DerivedState,
     pods: PodQueue,
     quarantine: Quarantine,
+    purchase_backoff: PurchaseBackoff,
     lifecycle: Queue,
     nominations: Nominations,
     taints: PlannedTaints,
@@ -61,6 +63,7 @@ impl PureParts {
             derived: DerivedState::default(),
             pods: PodQueue::default(),
             quarantine: Quarantine::default(),
+            purchase_backoff: PurchaseBackoff::default(),
             lifecycle: Queue::default(),
             nominations: Nominations::new(now),
             taints: PlannedTaints::default(),
@@ -74,7 +77,10 @@ impl PureParts {
     pub fn pass(&mut self, part: &str, state: &ClusterState, pools: &[ReadyPool], now: UnixMillis) -> usize {
         let holds = self.derived.holds(state, now);
         match part {
-            "provisioning" => usize::from(self.pods.observe(state, &holds, &mut self.quarantine, now).is_some()),
+            "provisioning" => {
+                let (quarantine, backoff) = (&mut self.quarantine, &mut self.purchase_backoff);
+                usize::from(self.pods.observe(state, &holds, quarantine, backoff, now).is_some())
+            }
             "lifecycle" => self.lifecycle.start_due(state, now).len(),
             "nominations" => {
                 let mode = PlacementMode::Nominate;

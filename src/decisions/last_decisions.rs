@@ -53,6 +53,21 @@ impl LastPlan {
                 .collect(),
         }
     }
+
+    /// This plan and one of the same pass before it, as one.
+    #[must_use]
+    pub fn after(mut self, first: Option<&Self>) -> Self {
+        if let Some(first) = first {
+            self.took += first.took;
+            self.pods += first.pods;
+            self.new_nodes += first.new_nodes;
+            self.on_existing += first.on_existing;
+            self.left_out += first.left_out;
+            self.reasons.extend(first.reasons.iter().cloned());
+            self.reasons.truncate(MAX_PODS);
+        }
+        self
+    }
 }
 
 /// The last pass of consolidation.

@@ -8,6 +8,7 @@ pub mod instance_health;
 pub mod interruption;
 pub mod labels;
 pub mod launch_timing;
+pub mod limit_range;
 pub mod offering;
 pub mod pause;
 pub mod pod_class;

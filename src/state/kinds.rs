@@ -1,7 +1,7 @@
 //! The watched kinds.
 
 /// Kinds that must be listed before the first decision.
-pub const KINDS: [&str; 12] = [
+pub const KINDS: [&str; 13] = [
     "pods",
     "nodes",
     "nodeclaims",
@@ -10,6 +10,7 @@ pub const KINDS: [&str; 12] = [
     "daemonsets",
     "poddisruptionbudgets",
     "namespaces",
+    "limitranges",
     "persistentvolumeclaims",
     "persistentvolumes",
     "storageclasses",

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -11,11 +10,12 @@ use kube::ResourceExt;
 
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::model::labels;
+use crate::model::limit_range::DefaultRequests;
 use crate::model::pause::Pause;
 use crate::model::time::UnixMillis;
 use crate::planner::input::default_spread::{DefaultSpread, Services};
 use crate::planner::input::intern::Interner;
-use crate::planner::input::pod::{Daemon, Labels};
+use crate::planner::input::pod::Labels;
 use crate::planner::input::volumes::objects;
 use crate::planner::input::volumes::objects::{Claim, Volume, Volumes};
 use crate::state::change_log::ChangeLog;
@@ -26,15 +26,9 @@ use crate::state::plan_index::PlanIndex;
 use crate::state::plan_record::PlanRecord;
 use crate::state::pod_budgets::PodBudgets;
 use crate::state::pods::{PodRecord, Scheduling};
+use crate::state::tables::daemons::DaemonRecord;
 
-/// A DaemonSet, which counts as overhead of nodes.
-#[derive(Clone, Debug)]
-pub struct DaemonRecord {
-    /// UID of the DaemonSet, which owns its pods.
-    pub uid: Arc<str>,
-    /// The DaemonSet's pods as the planner sees them.
-    pub daemon: Daemon,
-}
+pub mod daemons;
 
 /// Maximum number of schedulers that are remembered.
 const MAX_SCHEDULERS: usize = 100;
@@ -74,6 +68,8 @@ pub struct ClusterState {
     pub classes: BTreeMap<String, Arc<Ec2NodeClass>>,
     /// DaemonSets by `namespace/name`; invalid ones are left out.
     pub daemons: BTreeMap<String, DaemonRecord>,
+    /// Default requests by LimitRange, `namespace/name`.
+    limit_ranges: BTreeMap<String, DefaultRequests>,
     /// PodDisruptionBudgets.
     pub pod_budgets: PodBudgets,
     /// Labels of namespaces; shared with the problems built from this state.
@@ -164,7 +160,7 @@ impl ClusterState {
         let was_gone = old.is_some_and(|old| old.terminal || old.deleted_at.is_some());
         let moved = old.and_then(|old| old.node.clone()) != record.node;
         let counts = !record.daemon && (moved || gone != was_gone);
-        let resized = old.is_some_and(|old| !same_class(old, &record));
+        let (is_new, resized) = (old.is_none(), old.is_some_and(|old| !same_class(old, &record)));
         self.observed_at = now;
         let end = |pod: &PodRecord| (pod.terminal, pod.deleted_at.is_some());
         let owner = |pod: &PodRecord| pod.entry.as_ref().ok().and_then(|entry| entry.owner.clone());
@@ -191,6 +187,9 @@ impl ClusterState {
             None => {
                 self.unbound.insert(key.clone());
             }
+        }
+        if record.daemon && (is_new || resized) {
+            self.observe_daemon_pod(&record);
         }
         self.pods.insert(key, record);
     }
@@ -452,30 +451,6 @@ impl ClusterState {
         let claim = self.drop_claim(name);
         self.deleted.record(claim.and_then(|claim| claim.uid()));
         self.relink(name);
-    }
-
-    /// Applies a DaemonSet. Its status, which changes with each of its pods, is no change of it.
-    pub fn apply_daemon_set(&mut self, set: &DaemonSet) {
-        let key = format!("{}/{}", set.namespace().unwrap_or_default(), set.name_any());
-        match self.interner.intern_daemon(set) {
-            Ok(daemon) => {
-                let uid: Arc<str> = Arc::from(set.uid().unwrap_or_default());
-                let known = self.daemons.get(&key);
-                if known.is_none_or(|known| known.uid != uid || known.daemon.class != daemon.class) {
-                    self.daemon_revision += 1;
-                    self.daemons.insert(key, DaemonRecord { uid, daemon });
-                }
-            }
-            Err(error) => {
-                tracing::warn!(daemon_set = key, %error, "invalid daemon set not counted as overhead");
-                self.delete_daemon_set(&key);
-            }
-        }
-    }
-
-    /// Removes the DaemonSet `namespace/name`.
-    pub fn delete_daemon_set(&mut self, key: &str) {
-        self.daemon_revision += u64::from(self.daemons.remove(key).is_some());
     }
 
     /// Applies a Namespace.

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, LimitRange, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service,
+};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use kube::runtime::watcher::{self, Event};
@@ -103,6 +105,13 @@ impl Watches<'_> {
             |state, set| state.apply_daemon_set(&set),
             ClusterState::delete_daemon_set,
             |state| state.daemons.keys().cloned().collect(),
+        );
+        self.feed(
+            "limitranges",
+            Api::<LimitRange>::all(client.clone()),
+            |state, limit_range| state.apply_limit_range(&limit_range),
+            ClusterState::delete_limit_range,
+            ClusterState::limit_range_keys,
         );
         self.feed(
             "poddisruptionbudgets",

@@ -151,9 +151,11 @@ metrics! {
     PLANS_FAILED = "plans_failed_total", Kind::Counter, Leader, [],
         "Plans that ended in a panic of the planner, which is a defect.";
     PODS_QUARANTINED = "pods_quarantined", Kind::Gauge, Leader, [
-            "cause": "`planner_panic`, `nodeclaim_rejected`",
+            "cause": "`planner_panic`, `nodeclaim_rejected` (both for up to five minutes), `purchased_in_vain` (for up to twenty)",
         ],
-        "Pods that need a node and are left out of plans for up to five minutes, because a plan with them failed, by cause.";
+        "Pods that need a node and are left out of plans for a while, because a plan with them failed, or because nodes that were purchased for them did not take them, by cause.";
+    PURCHASED_IN_VAIN = "purchases_in_vain_total", Kind::Counter, Leader, ["nodepool": "name of the NodePool"],
+        "Nodes that did not take a pod that they were purchased for.";
     SUPPLY_QUARANTINED = "supply_quarantined", Kind::Gauge, Leader, ["kind": "`nodepool`, `node`, `daemonset`"],
         "NodePools, nodes and DaemonSets that are left out of plans for up to five minutes, because the planner panics over them, which is a defect.";
     NODECLAIMS_REJECTED = "nodeclaims_rejected_total", Kind::Counter, Leader, ["nodepool": "name of the NodePool"],

@@ -47,12 +47,13 @@ impl DebugSources {
 
 fn leader(ctx: &Context, cluster: &ClusterCopy, now: UnixMillis) -> LeaderCopy {
     let (causes, pods_left_out) = {
-        let quarantine = lock(&ctx.quarantine);
+        let (quarantine, backoff) = (lock(&ctx.quarantine), lock(&ctx.purchase_backoff));
         let cause = |class: &Result<Arc<PodClass>, String>| quarantine.cause(class.as_ref().ok()?, now);
-        let causes: Vec<Option<Cause>> = if quarantine.is_empty() {
+        let in_vain = |key: &str| backoff.leaves_out(key).then_some(Cause::PurchasedInVain);
+        let causes: Vec<Option<Cause>> = if quarantine.is_empty() && backoff.left_out().is_empty() {
             Vec::new()
         } else {
-            cluster.pending.items.iter().map(|pod| cause(&pod.class)).collect()
+            cluster.pending.items.iter().map(|pod| cause(&pod.class).or_else(|| in_vain(&pod.key))).collect()
         };
         let left_out = quarantine.left_out(now).map(|(namespace, cause, until)| (Arc::clone(namespace), cause, until));
         (causes, Capped::of(left_out, quarantine.left_out(now).count()))

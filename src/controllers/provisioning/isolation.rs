@@ -116,7 +116,7 @@ pub fn take_snapshot(ctx: &Context, pools: &[ReadyPool]) -> Snapshot {
     let request = SnapshotRequest { pools, settings, without: &without, now };
     let mut snapshot = ctx.derived.snapshot(&ctx.cluster.read(), request);
     lock(&ctx.supply_quarantine).leave_out(&mut snapshot, |name| generation(pools, name), now);
-    let quarantine = lock(&ctx.quarantine);
-    snapshot.problem.pods.retain(|pod| quarantine.cause(&pod.class, now).is_none());
+    let (quarantine, backoff) = (lock(&ctx.quarantine), lock(&ctx.purchase_backoff));
+    snapshot.problem.pods.retain(|pod| quarantine.cause(&pod.class, now).is_none() && !backoff.leaves_out(&pod.key));
     snapshot
 }

@@ -2,6 +2,7 @@
 
 pub mod claim_template;
 pub mod dry_run;
+pub mod in_vain;
 pub mod isolation;
 pub mod plan_writer;
 pub mod pod_events;

@@ -22,6 +22,7 @@ use crate::planner::output::plan::{ExistingNodePlacement, Plan};
 use crate::state::instance_types::ReadyPool;
 use crate::state::plan_record::PlanRecord;
 use crate::state::snapshot::Snapshot;
+use crate::sync::lock;
 
 /// NodeClaims that are written concurrently.
 const CONCURRENCY: usize = 16;
@@ -121,7 +122,10 @@ impl PlanWriter<'_> {
                         }
                         written.served.insert(key.to_string());
                     }
+                    let name = claim.name_any();
                     ctx.cluster.update(|state| state.apply_claim(claim));
+                    let pods = node.pods.iter().map(|pod| problem.pods[*pod].key.to_string());
+                    lock(&ctx.purchase_backoff).purchased(&ctx.cluster.read(), &name, pods, clock::now());
                 }
                 Err(error) if is_rejection(&error) => {
                     written.rejected.push(Rejection { node: index, message: error.to_string() });

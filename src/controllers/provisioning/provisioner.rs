@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::controllers::context::Context;
+use crate::controllers::provisioning::in_vain::report_in_vain;
 use crate::controllers::provisioning::isolation;
 use crate::controllers::provisioning::isolation::{MAX_TRIALS, Planned, Planner, isolate, take_snapshot};
 use crate::controllers::provisioning::plan_writer::PlanWriter;
@@ -20,8 +21,11 @@ use crate::decisions::provisioning::pod_queue::PodQueue;
 use crate::decisions::provisioning::quarantine::Cause;
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::decisions::provisioning::unschedulable::UnschedulablePods;
+use crate::planner::columns::table::ColumnCache;
+use crate::planner::input::pod::PodEntry;
 use crate::planner::output::plan::Plan;
 use crate::planner::plan;
+use crate::state::instance_types::ReadyPool;
 use crate::state::snapshot::Snapshot;
 use crate::sync::lock;
 
@@ -30,13 +34,16 @@ const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration:
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
-    let (mut queue, mut unschedulable) = (PodQueue::default(), UnschedulablePods::default());
+    let (mut queue, mut unschedulable) = (PodQueue::default(), Unschedulable::default());
     loop {
         let now = clock::now();
         let window = {
             let state = ctx.cluster.read();
-            queue.observe(&state, &ctx.derived.holds(&state, now), &mut lock(&ctx.quarantine), now)
+            let holds = ctx.derived.holds(&state, now);
+            let (mut quarantine, mut backoff) = (lock(&ctx.quarantine), lock(&ctx.purchase_backoff));
+            queue.observe(&state, &holds, &mut quarantine, &mut backoff, now)
         };
+        report_in_vain(&ctx, now);
         let counts = lock(&ctx.supply_quarantine).counts(now);
         for (kind, count) in Source::KINDS.into_iter().zip(counts) {
             let count = i64::try_from(count).unwrap_or(i64::MAX);
@@ -61,12 +68,69 @@ pub async fn run(ctx: Arc<Context>) {
     }
 }
 
-/// Plans the pods that wait, and writes the plan. Pods that make the planner panic, or the API server reject a NodeClaim, are left out for
-/// a while, and the others are planned in the same pass.
-async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue, unschedulable: &mut UnschedulablePods, planner: Planner) {
+/// What was reported about pods without a node, by plan.
+#[derive(Debug, Default)]
+struct Unschedulable {
+    others: UnschedulablePods,
+    suspects: UnschedulablePods,
+}
+
+/// Plans the pods that wait, and writes the plan: first most of them, then those that new nodes did not take, with what was seen on these.
+async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue, unschedulable: &mut Unschedulable, planner: Planner) {
     let pools = ctx.ready_pools();
-    let snapshot = Arc::new(take_snapshot(ctx, &pools));
+    let mut snapshot = take_snapshot(ctx, &pools);
     report_panicked(ctx, &snapshot);
+    let has_suspects = !leave_only(ctx, &mut snapshot, Suspects::LeftOut).is_empty();
+    let others = !has_suspects || !snapshot.problem.pods.is_empty();
+    if others {
+        let plan = provision_snapshot(ctx, &pools, queue, &mut unschedulable.others, planner, Arc::new(snapshot)).await;
+        if let Some(plan) = plan {
+            *lock(&ctx.last_plan) = Some(Arc::new(plan));
+        }
+    }
+    if has_suspects {
+        // The nodes of the first plan count.
+        let mut snapshot = take_snapshot(ctx, &pools);
+        leave_only(ctx, &mut snapshot, Suspects::Only);
+        snapshot.column_cache = ColumnCache::default();
+        lock(&ctx.purchase_backoff).amend(&mut snapshot.problem);
+        let suspects = &mut unschedulable.suspects;
+        if let Some(plan) = provision_snapshot(ctx, &pools, queue, suspects, planner, Arc::new(snapshot)).await {
+            let mut last = lock(&ctx.last_plan);
+            let first = last.take().filter(|_| others);
+            *last = Some(Arc::new(plan.after(first.as_deref())));
+        }
+    }
+}
+
+/// Which pods a snapshot keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Suspects {
+    LeftOut,
+    Only,
+}
+
+/// Restricts the pods of a snapshot. Returns the others.
+fn leave_only(ctx: &Context, snapshot: &mut Snapshot, keep: Suspects) -> Vec<PodEntry> {
+    let (state, backoff) = (ctx.cluster.read(), lock(&ctx.purchase_backoff));
+    let pods = std::mem::take(&mut snapshot.problem.pods);
+    let kept = |pod: &PodEntry| backoff.is_suspect(&state, &pod.key) == (keep == Suspects::Only);
+    let (kept, others) = pods.into_iter().partition(kept);
+    snapshot.problem.pods = kept;
+    others
+}
+
+/// Plans the pods of a snapshot, and writes the plan. Pods that make the planner panic, or the API server reject a NodeClaim, are left out for
+/// a while, and the others are planned in the same pass. Returns a summary; `None` when no plan was made.
+async fn provision_snapshot(
+    ctx: &Arc<Context>,
+    pools: &[ReadyPool],
+    queue: &mut PodQueue,
+    unschedulable: &mut UnschedulablePods,
+    planner: Planner,
+    snapshot: Arc<Snapshot>,
+) -> Option<LastPlan> {
+    let mut last = None;
     let mut trials_left = MAX_TRIALS;
     let started = Instant::now();
     let planned = plan_passing(ctx, planner, &snapshot, &mut trials_left).await;
@@ -75,12 +139,12 @@ async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue, unschedulable: &mut
         let took = started.elapsed();
         ctx.metrics.plan_seconds.observe(took.as_secs_f64());
         log_plan(snapshot, plan, took);
-        *lock(&ctx.last_plan) = Some(Arc::new(LastPlan::of(snapshot, plan, took)));
-        let writer = PlanWriter { ctx, pools: &pools, snapshot, plan };
+        last = Some(LastPlan::of(snapshot, plan, took));
+        let writer = PlanWriter { ctx, pools, snapshot, plan };
         let mut written = writer.write(queue.first_seen()).await;
         served.append(&mut written.served);
         let rejected = Rejected { snapshot, plan, rejections: &written.rejected };
-        served.extend(serve_rejected(ctx, planner, &pools, rejected, &mut trials_left, queue.first_seen()).await);
+        served.extend(serve_rejected(ctx, planner, pools, rejected, &mut trials_left, queue.first_seen()).await);
     }
     let now = clock::now();
     for pod in &snapshot.problem.pods {
@@ -93,6 +157,7 @@ async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue, unschedulable: &mut
     if let Some(Planned { snapshot, plan }) = &planned {
         emit_plan_events(ctx, unschedulable, snapshot, plan, pools.is_empty());
     }
+    last
 }
 
 /// Plans all pods but those that the planner panics over, which are quarantined, and so are NodePools and nodes. `None` when it panics whatever it plans.

@@ -4,6 +4,8 @@ pub mod batch_window;
 pub mod culprit_search;
 pub mod plan_changes;
 pub mod pod_queue;
+pub mod purchase_backoff;
+pub mod purchase_obstacle;
 pub mod quarantine;
 pub mod supply_quarantine;
 pub mod unschedulable;

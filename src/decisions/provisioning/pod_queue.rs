@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::decisions::demand::demand;
 use crate::decisions::provisioning::batch_window::BatchWindow;
+use crate::decisions::provisioning::purchase_backoff::PurchaseBackoff;
 use crate::decisions::provisioning::quarantine::{Cause, Quarantine};
 use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
@@ -37,12 +38,15 @@ impl PodQueue {
         state: &ClusterState,
         holds: &Holds,
         quarantine: &mut Quarantine,
+        backoff: &mut PurchaseBackoff,
         now: UnixMillis,
     ) -> Option<BatchWindow> {
         let demand = demand(state, holds, &BTreeSet::new());
         let demand: BTreeSet<&String> = demand.pending.iter().chain(&demand.displaced).collect();
-        self.quarantined = quarantined(state, &demand, quarantine, now);
         self.failed.retain(|key, at| demand.contains(key) && !at.is_older_than(RETRY_AFTER, now));
+        backoff.observe(state, holds, &demand, |key| self.failed.contains_key(key), now);
+        self.quarantined = quarantined(state, &demand, quarantine, now);
+        self.quarantined.extend(backoff.left_out().iter().map(|key| (key.clone(), Cause::PurchasedInVain)));
         self.first_seen.retain(|key, _| demand.contains(key));
         for key in demand {
             if !self.failed.contains_key(key) {
@@ -109,7 +113,8 @@ mod tests {
     }
 
     fn window(queue: &mut PodQueue, state: &ClusterState, now: i64) -> Option<(i64, i64, usize)> {
-        let window = queue.observe(state, &Holds::default(), &mut Quarantine::default(), UnixMillis(now))?;
+        let (quarantine, backoff) = (&mut Quarantine::default(), &mut PurchaseBackoff::default());
+        let window = queue.observe(state, &Holds::default(), quarantine, backoff, UnixMillis(now))?;
         Some((window.opened.0, window.latest.0, window.unattempted))
     }
 
@@ -149,16 +154,18 @@ mod tests {
     fn a_quarantined_pod_opens_no_batch_until_its_time_is_over() {
         let (mut queue, mut state, holds) = (PodQueue::default(), ClusterState::default(), Holds::default());
         let mut quarantine = Quarantine::default();
+        let mut observe = |state: &ClusterState, quarantine: &mut Quarantine, now| {
+            let window = queue.observe(state, &holds, quarantine, &mut PurchaseBackoff::default(), now);
+            (window.is_some(), Cause::ALL.map(|cause| queue.quarantined(cause)))
+        };
         put(&mut state, "a", true, 0);
         let class = Arc::clone(&state.pods["n/a"].entry.as_ref().unwrap().class);
         let wait = quarantine.add(&class, Cause::PlannerPanic, UnixMillis(0)).unwrap();
-        assert_eq!(queue.observe(&state, &holds, &mut quarantine, UnixMillis(1)), None);
-        assert_eq!(Cause::ALL.map(|cause| queue.quarantined(cause)), [1, 0]);
+        assert_eq!(observe(&state, &mut quarantine, UnixMillis(1)), (false, [1, 0, 0]));
         let over = UnixMillis(0) + wait;
-        assert!(queue.observe(&state, &holds, &mut quarantine, over).is_some());
-        assert_eq!(queue.quarantined(Cause::PlannerPanic), 0);
+        assert_eq!(observe(&state, &mut quarantine, over), (true, [0, 0, 0]));
         state.delete_pod("n/a", over);
-        queue.observe(&state, &holds, &mut quarantine, over);
+        observe(&state, &mut quarantine, over);
         assert!(quarantine.is_empty(), "the pod is gone");
     }
 

@@ -24,17 +24,20 @@ pub enum Cause {
     PlannerPanic,
     /// The API server rejects the NodeClaim.
     NodeClaimRejected,
+    /// Nodes that were purchased for the pod did not take it: [`PurchaseBackoff`](super::purchase_backoff::PurchaseBackoff).
+    PurchasedInVain,
 }
 
 impl Cause {
     /// Every cause.
-    pub const ALL: [Self; 2] = [Self::PlannerPanic, Self::NodeClaimRejected];
+    pub const ALL: [Self; 3] = [Self::PlannerPanic, Self::NodeClaimRejected, Self::PurchasedInVain];
 
     /// The label of metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::PlannerPanic => "planner_panic",
             Self::NodeClaimRejected => "nodeclaim_rejected",
+            Self::PurchasedInVain => "purchased_in_vain",
         }
     }
 }

@@ -281,7 +281,7 @@ proptest::proptest! {
 /// Each pod of a DaemonSet changes its status; a change of the DaemonSet evaluates every node again.
 #[test]
 fn the_status_of_a_daemon_set_changes_nothing() {
-    let set = |uid: &str, cpu: &str, ready: i32| -> DaemonSet {
+    let set = |uid: &str, cpu: &str, ready: i32| -> k8s_openapi::api::apps::v1::DaemonSet {
         let container = serde_json::json!({"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu}}});
         let spec = serde_json::json!({"selector": {}, "template": {"spec": {"containers": [container]}}});
         let status = serde_json::json!({"currentNumberScheduled": 9, "desiredNumberScheduled": 9, "numberMisscheduled": 0, "numberReady": ready});

@@ -36,11 +36,11 @@ fn open_world() -> World {
 }
 
 /// The pods that NodeClaims are planned for, and the pods that are left out of plans.
-async fn provisioned(world: &World, planner: Planner, passes: usize) -> (BTreeSet<String>, [usize; 2], Arc<Context>) {
+async fn provisioned(world: &World, planner: Planner, passes: usize) -> (BTreeSet<String>, [usize; 3], Arc<Context>) {
     let ctx = world.api.context(Arc::clone(&world.cloud) as Arc<dyn Cloud>, PlacementMode::Nominate);
     let mut queue = PodQueue::default();
     for _ in 0..passes {
-        provision(&ctx, &mut queue, &mut UnschedulablePods::default(), planner).await;
+        provision(&ctx, &mut queue, &mut Unschedulable::default(), planner).await;
     }
     for _ in 0..500 {
         tokio::task::yield_now().await;
@@ -48,7 +48,13 @@ async fn provisioned(world: &World, planner: Planner, passes: usize) -> (BTreeSe
     let now = clock::now();
     let state = ctx.cluster.read();
     let planned = state.claims.values().flat_map(|claim| PlanRecord::of(claim).pods).collect();
-    queue.observe(&state, &ctx.derived.holds(&state, now), &mut lock(&ctx.quarantine), now);
+    queue.observe(
+        &state,
+        &ctx.derived.holds(&state, now),
+        &mut lock(&ctx.quarantine),
+        &mut lock(&ctx.purchase_backoff),
+        now,
+    );
     drop(state);
     (planned, Cause::ALL.map(|cause| queue.quarantined(cause)), ctx)
 }
@@ -73,7 +79,7 @@ async fn a_pod_that_the_planner_panics_over_is_left_out_and_the_others_are_plann
     let (planned, quarantined, ctx) = provisioned(&world, panics_over_poison, 2).await;
     assert_eq!(planned.len(), 4 + 1, "{planned:?}");
     assert!(!planned.iter().any(|pod| pod.starts_with("c/")), "pods of one class are one unit");
-    assert_eq!((quarantined, ctx.metrics.plans_failed.get()), ([2, 0], 1));
+    assert_eq!((quarantined, ctx.metrics.plans_failed.get()), ([2, 0, 0], 1));
     let events = world.api.events();
     let about =
         |name: &str| events.iter().any(|event| event.starts_with(&format!("Warning Quarantined on Pod/{name}: ")));
@@ -89,7 +95,7 @@ async fn a_planner_that_panics_over_everything_quarantines_no_pod() {
     pending_of(&world, "a", "web", "");
     pending_of(&world, "b", "web", "");
     let (planned, quarantined, ctx) = provisioned(&world, panics, 1).await;
-    assert_eq!((planned.len(), quarantined, ctx.metrics.plans_failed.get()), (0, [0, 0], 1));
+    assert_eq!((planned.len(), quarantined, ctx.metrics.plans_failed.get()), (0, [0, 0, 0], 1));
 }
 
 #[tokio::test]
@@ -105,7 +111,7 @@ async fn a_pod_whose_node_claim_is_rejected_is_left_out_and_its_neighbors_are_pl
     });
     let (planned, quarantined, ctx) = provisioned(&world, plan, 1).await;
     assert_eq!(planned, keys(&["a/web", "b/web", "c/web", "d/web"]));
-    assert_eq!(quarantined, [0, 1]);
+    assert_eq!(quarantined, [0, 1, 0]);
     assert_eq!(ctx.metrics.claims_rejected.with_label_values(&["p"]).get(), 1);
     let events = world.api.events();
     assert!(
@@ -115,7 +121,7 @@ async fn a_pod_whose_node_claim_is_rejected_is_left_out_and_its_neighbors_are_pl
     );
     let requests = world.api.lines().len();
     let mut queue = PodQueue::default();
-    provision(&ctx, &mut queue, &mut UnschedulablePods::default(), plan).await;
+    provision(&ctx, &mut queue, &mut Unschedulable::default(), plan).await;
     assert_eq!(world.api.lines().len(), requests, "nothing is written for it before its time is over");
 }
 
@@ -131,7 +137,7 @@ async fn pods_of_several_namespaces_whose_node_claims_are_rejected_are_all_left_
         request.body["spec"]["requirements"].to_string().contains("\"bad\"")
     });
     let (planned, quarantined, _) = provisioned(&world, plan, 1).await;
-    assert_eq!((planned, quarantined), (keys(&["c/web"]), [0, 2]));
+    assert_eq!((planned, quarantined), (keys(&["c/web"]), [0, 2, 0]));
 }
 
 /// A tenant pays nothing for rejected NodeClaims: they must not use up what others may purchase.
@@ -157,7 +163,7 @@ async fn a_node_pool_whose_node_claims_are_all_rejected_quarantines_no_pod() {
     pending(&world, "b", "500m");
     world.api.inject_on("POST nodeclaims", Fault::Refused(Refusal::invalid("no node claims on Fridays")));
     let (planned, quarantined, _) = provisioned(&world, plan, 1).await;
-    assert_eq!((planned.len(), quarantined), (0, [0, 0]));
+    assert_eq!((planned.len(), quarantined), (0, [0, 0, 0]));
     let events = world.api.events();
     let expected = "Warning NodeClaimRejected on NodePool/p: ";
     assert!(events.iter().any(|event| event.starts_with(expected) && event.contains("Fridays")), "{events:?}");
@@ -223,7 +229,7 @@ async fn a_node_pool_that_the_planner_panics_over_is_left_out_until_it_changes()
     pending_of(&world, "a", "web", "");
     pending(&world, "large", "1500m");
     let (planned, quarantined, ctx) = provisioned(&world, panics_over_supply, 1).await;
-    assert_eq!((planned.len(), quarantined), (2, [0, 0]), "{planned:?}");
+    assert_eq!((planned.len(), quarantined), (2, [0, 0, 0]), "{planned:?}");
     assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), [1, 0, 0]);
     let events = world.api.events();
     let expected = "Warning Quarantined on NodePool/poisonous: left out of plans for 30 s: ";
@@ -245,7 +251,7 @@ async fn nodes_that_the_planner_panics_over_are_left_out_and_not_disrupted_and_p
             pending(&world, &format!("large-{at}"), "1900m");
         }
         let (planned, quarantined, ctx) = provisioned(&world, panics_over_supply, 1).await;
-        assert_eq!((planned.len(), quarantined), (20, [0, 0]), "{name}: at most twenty purchases");
+        assert_eq!((planned.len(), quarantined), (20, [0, 0, 0]), "{name}: at most twenty purchases");
         assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), [0, 1, 0], "{name}");
         let events = world.api.events();
         let expected = format!("Warning Quarantined on Node/{name}: left out of plans for 30 s: ");
@@ -270,7 +276,7 @@ async fn a_search_for_nodes_ends_after_a_bounded_number_of_plans() {
     let world = supplied_world(&["p"], &names.iter().map(String::as_str).collect::<Vec<_>>());
     pending(&world, "a", "1500m");
     let (planned, quarantined, ctx) = provisioned(&world, counted, 1).await;
-    assert_eq!((planned.len(), quarantined), (1, [0, 0]));
+    assert_eq!((planned.len(), quarantined), (1, [0, 0, 0]));
     let plans = PLANS.load(std::sync::atomic::Ordering::SeqCst);
     assert!(plans <= supply::MAX_TRIALS + 3, "{plans} plans");
     assert!(lock(&ctx.supply_quarantine).counts(clock::now())[1] >= 40);
@@ -329,15 +335,21 @@ async fn daemon_sets_that_the_planner_panics_over_are_left_out_and_nothing_else_
             daemon_set(&ctx, name);
         }
         let mut queue = PodQueue::default();
-        provision(&ctx, &mut queue, &mut UnschedulablePods::default(), panics_over_daemons).await;
+        provision(&ctx, &mut queue, &mut Unschedulable::default(), panics_over_daemons).await;
         for _ in 0..500 {
             tokio::task::yield_now().await;
         }
         assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), expected);
         let now = clock::now();
         let state = ctx.cluster.read();
-        queue.observe(&state, &ctx.derived.holds(&state, now), &mut lock(&ctx.quarantine), now);
-        assert_eq!(Cause::ALL.map(|cause| queue.quarantined(cause)), [0, 0]);
+        queue.observe(
+            &state,
+            &ctx.derived.holds(&state, now),
+            &mut lock(&ctx.quarantine),
+            &mut lock(&ctx.purchase_backoff),
+            now,
+        );
+        assert_eq!(Cause::ALL.map(|cause| queue.quarantined(cause)), [0, 0, 0]);
         let planned: BTreeSet<String> = state.claims.values().flat_map(|claim| PlanRecord::of(claim).pods).collect();
         assert_eq!(planned, keys(&["a/web", "b/web"]));
         drop(state);
@@ -361,7 +373,7 @@ async fn a_search_for_daemon_sets_ends_after_a_bounded_number_of_plans() {
     pending(&world, "a", "1500m");
     let ctx = world.api.context(Arc::clone(&world.cloud) as Arc<dyn Cloud>, PlacementMode::Nominate);
     (0..80).for_each(|at| daemon_set(&ctx, &format!("{}-{at}", if at % 2 == 0 { "ok" } else { "poison" })));
-    provision(&ctx, &mut PodQueue::default(), &mut UnschedulablePods::default(), counted).await;
+    provision(&ctx, &mut PodQueue::default(), &mut Unschedulable::default(), counted).await;
     let plans = PLANS.load(std::sync::atomic::Ordering::SeqCst);
     assert!(plans <= supply::MAX_TRIALS + 5, "{plans} plans");
     assert!(lock(&ctx.supply_quarantine).counts(clock::now())[2] >= 40);
@@ -386,7 +398,7 @@ async fn of_a_volume_that_the_planner_panics_over_the_pods_are_left_out_and_thei
     pending_of(&world, "a", "web", "");
     pending(&world, "large", "1900m");
     let (planned, quarantined, ctx) = provisioned(&world, panics, 1).await;
-    assert_eq!(quarantined, [1, 0], "the pod that waits");
+    assert_eq!(quarantined, [1, 0, 0], "the pod that waits");
     assert!(planned.iter().any(|pod| pod.ends_with("/large")), "{planned:?}");
     assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), [0, 1, 0], "the node of the pod that runs");
 }

@@ -1,0 +1,112 @@
+"""Purchases in vain, on a real control plane: nodes are not bought again and again for pods that they do not take, whatever the cause.
+
+What takes the room of a new node before its pods here is a LimitRange, which enlarges the pods of a DaemonSet, and an intruder: something
+that binds a pod of its own to each new node at once, without a scheduler.
+"""
+
+import contextlib
+import threading
+
+import services
+import workloads
+from kube import key
+
+# Three pods that need a node each.
+PODS, CPU, MEMORY = 3, 1500, 2048
+TEAM = "team"
+VAIN, KEPT = "vain", "kept"
+
+
+def three_pods(space, name):
+    return workloads.workload(space, name, PODS, CPU, MEMORY, nodeSelector={TEAM: name}, **workloads.host_alone(name))
+
+
+def in_vain(service):
+    """The number of nodes that were purchased in vain."""
+    return service.stowage.metric("stowage_purchases_in_vain_total", f'nodepool="{VAIN}"')
+
+
+@contextlib.contextmanager
+def intruder(service, space, cpu=None):
+    """Binds a pod to each new node of the NodePool `vain`, as soon as it exists: of this CPU, else of all that the node has."""
+    done, seen = threading.Event(), set()
+    service.plane.apply(workloads.namespace(space))
+
+    def intrude():
+        while not done.wait(0.02):
+            nodes = [service.mirror.node_of(claim) for claim in service.claims(VAIN)]
+            for node in nodes:
+                if node is None or (name := key(node)) in seen:
+                    continue
+                seen.add(name)
+                resources = {"requests": {"cpu": cpu or node["status"]["allocatable"]["cpu"]}}
+                spec = {"nodeName": name, "containers": [{"name": "main", "image": "registry.example/app:1", "resources": resources}], "tolerations": [{"operator": "Exists"}]}
+                service.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"on-{name}", "namespace": space}, "spec": spec})
+
+    thread = threading.Thread(target=intrude)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+class TestPurchases:
+    @staticmethod
+    def environment(request):
+        pools = [workloads.node_pool(name, consolidate_after="10s", capacity_types=["on-demand"], labels={TEAM: name}) for name in (VAIN, KEPT)]
+        return services.simulated(request.getfixturevalue("service_plane"), "nominate", *pools)
+
+    def test_1_pods_of_a_daemon_set_are_expected_with_the_requests_that_a_limit_range_gives_them(self, service):
+        space, agents, mirror = "limited", "agents", service.mirror
+        limits = [{"type": "Container", "defaultRequest": {"cpu": "1", "memory": "1Gi"}}]
+        limit_range = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "defaults", "namespace": agents}, "spec": {"limits": limits}}
+        pod = {"containers": [{"name": "main", "image": "registry.example/agent:1"}], "tolerations": [{"operator": "Exists"}]}
+        template = {"metadata": {"labels": {"app": "agent"}}, "spec": pod}
+        daemon_set = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "agent", "namespace": agents}, "spec": {"selector": {"matchLabels": {"app": "agent"}}, "template": template}}
+        service.plane.apply(workloads.namespace(agents), workloads.namespace(space), limit_range)
+        service.plane.apply(daemon_set)
+        created = mirror.record.claims_created
+        service.plane.apply(three_pods(space, KEPT))
+        service.wait_bound(space, PODS, 60)
+        assert mirror.record.claims_created - created == PODS
+        assert service.stowage.metric("stowage_purchases_in_vain_total") == 0
+        service.api.delete("DaemonSet", "agent", agents)
+        service.assert_no_errors()
+
+    def test_2_the_second_node_has_room_for_what_took_the_room_of_the_first(self, service):
+        space, mirror = "learned", service.mirror
+        before, failed = mirror.record.claims_created, in_vain(service)
+        service.plane.apply(workloads.namespace(space))
+        with intruder(service, "small-intruders", f"{CPU}m"):
+            service.plane.apply(three_pods(space, VAIN))
+            service.wait(lambda: mirror.all_bound(PODS, space), 60, "all pods bound", lambda: mirror.summary(space))
+        assert in_vain(service) - failed <= PODS
+        assert mirror.record.claims_created - before <= 2 * PODS
+        service.assert_no_errors()
+
+    def test_3_pods_that_no_new_node_takes_are_tried_one_at_a_time_and_others_are_served(self, service):
+        space, others, mirror = "refused", "others", service.mirror
+        service.plane.apply(*[workloads.namespace(name) for name in (space, others)])
+        created = lambda: mirror.record.claims_created
+        left_out = lambda: service.stowage.metric("stowage_pods_quarantined", 'cause="purchased_in_vain"')
+        before, failed = created(), in_vain(service)
+        with intruder(service, "large-intruders"):
+            service.plane.apply(three_pods(space, VAIN))
+            # Each pod once, and then one of them.
+            service.poll(lambda: in_vain(service) - failed == PODS + 1, 60, "the first and the second attempt in vain", service.stowage.metrics)
+            assert created() - before == PODS + 1
+            service.poll(lambda: left_out() == PODS, 10, "the pods are left out of plans", service.stowage.metrics)
+            service.plane.apply(three_pods(others, KEPT))
+            service.wait(lambda: mirror.all_bound(PODS, others), 30, "the other pods bound", lambda: mirror.summary(others))
+            notes = lambda: [event["note"] for pod in mirror.pods(space) for event in service.plane.events(pod["metadata"]["name"], "PurchasedInVain")]
+            second = service.poll(lambda: [note for note in notes() if note.startswith("2 nodes purchased for it in vain")], 20, "an event of the second attempt", notes)
+            print(f"\npurchases in vain: {second[0]}", flush=True)
+            assert "it lacks cpu, pods that were not planned there are large-intruders/on-" in second[0]
+            assert service.plane.events(VAIN, "PurchasedInVain")
+        # A minute after the second attempt, the third succeeds, and then all others do.
+        service.wait(lambda: mirror.all_bound(PODS, space), 120, "all pods bound once nothing takes the room", lambda: mirror.summary(space))
+        assert in_vain(service) - failed == PODS + 1
+        service.poll(lambda: left_out() == 0, 10, "no pod left out of plans", service.stowage.metrics)
+        service.assert_no_errors()
