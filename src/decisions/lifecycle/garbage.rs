@@ -21,6 +21,8 @@ const MIN_INSTANCE_AGE: Duration = Duration::from_secs(30);
 const MIN_LAUNCH_AGE: Duration = Duration::from_secs(100);
 /// The same for a claim whose node has not registered: nothing contradicts the list.
 const MIN_UNREGISTERED_AGE: Duration = Duration::from_mins(5);
+/// The same for a claim that is registered without a provider id: no write of ours leaves it so, and no list can contradict.
+const MIN_UNNAMED_AGE: Duration = Duration::from_secs(10);
 /// Instances that one pass may terminate, in a small cluster.
 const MIN_TERMINATIONS: usize = 5;
 
@@ -96,7 +98,7 @@ pub fn confirmed(leaked: Vec<String>, instances: &[Instance], live: &[NodeClaim]
     unknown.collect()
 }
 
-/// Claims whose instance is gone or shutting down. A claim with a ready node is kept, since the node contradicts the list, and so is
+/// Claims whose instance is gone or shutting down, or that are registered and name none. A claim with a ready node is kept, since the node contradicts the list, and so is
 /// a claim that was launched so recently that the list may lack its instance; longer for a claim without a node.
 fn orphaned(state: &ClusterState, instances: &[Instance], now: UnixMillis) -> Vec<Arc<NodeClaim>> {
     let running = instances.iter().filter(|instance| !is_shutting_down(instance));
@@ -108,9 +110,13 @@ fn orphaned(state: &ClusterState, instances: &[Instance], now: UnixMillis) -> Ve
         .filter(|claim| {
             let launched = claim.true_since(conditions::LAUNCHED);
             let registered = claim.has_condition(conditions::REGISTERED);
-            let age = if registered { MIN_LAUNCH_AGE } else { MIN_UNREGISTERED_AGE };
-            launched.is_some_and(|at| at.is_older_than(age, now))
-                && claim.provider_id().is_some_and(|id| !known.contains(id))
+            let id = claim.provider_id().filter(|id| !id.is_empty());
+            let age = match (registered, id) {
+                (true, None) => MIN_UNNAMED_AGE,
+                (true, Some(_)) => MIN_LAUNCH_AGE,
+                (false, _) => MIN_UNREGISTERED_AGE,
+            };
+            launched.is_some_and(|at| at.is_older_than(age, now)) && id.map_or(registered, |id| !known.contains(id))
         })
         .filter(|claim| state.node_of(claim).is_none_or(|node| !node.is_ready()))
         .cloned()

@@ -140,3 +140,21 @@ fn c39_a_lagging_list_costs_no_instance() {
     state.apply_claim(objects::claim("c", &json!({"status": objects::launched("i-1", &["Launched", "Registered"])})));
     assert_eq!((after(&state, 99), after(&state, 100)), (0, 1));
 }
+
+/// Karpenter's spec "should succeed to garbage collect an Instance that was launched by a NodeClaim but has no Instance mapping".
+#[test]
+fn a_claim_that_is_registered_without_an_instance_is_orphaned_within_seconds() {
+    let at = UnixMillis::parse_rfc3339("2026-01-01T00:00:00Z").unwrap();
+    for (id, conditions, orphans) in [
+        (json!(null), &["Launched", "Registered", "Initialized"][..], (0, 1)),
+        (json!(""), &["Launched", "Registered"], (0, 1)),
+        (json!(null), &["Launched"], (0, 0)),
+        (json!("aws:///z/i-1"), &["Launched", "Registered"], (0, 0)),
+    ] {
+        let status = json!({"providerID": id, "conditions": objects::conditions_true(conditions)});
+        let mut state = ClusterState::default();
+        state.apply_claim(objects::claim("c", &json!({"status": status})));
+        let after = |seconds| orphaned(&state, &[], at + Duration::from_secs(seconds)).len();
+        assert_eq!((after(9), after(10)), orphans, "{id} {conditions:?}");
+    }
+}
