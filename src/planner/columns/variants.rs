@@ -12,7 +12,7 @@ use crate::planner::input::pool::Pool;
 use crate::planner::input::problem::Problem;
 
 /// Maximum values of one open label, and maximum variants of one NodePool.
-const MAX_VARIANTS: usize = 128;
+pub(crate) const MAX_VARIANTS: usize = 128;
 
 /// Maximum combinations of custom labels that one term of a pod contributes where variants are scarce.
 const TERM_PRODUCTS: usize = 16;

@@ -1,12 +1,16 @@
 //! Why a pod is unschedulable: one line with a reason per NodePool. Tests and users match on these texts.
 
+use std::sync::Arc;
+
 use crate::model::labels;
+use crate::model::labels::is_label_value;
 use crate::model::pod_class::{NodeTerm, PodClass};
 use crate::model::requirement::{Requirements, ValueSet};
 use crate::model::resources::attached_by;
 use crate::model::units::{Bytes, Millicores};
 use crate::planner::columns::dims::{COMMON, fits};
 use crate::planner::columns::sets::ColumnSets;
+use crate::planner::columns::variants::{MAX_VARIANTS, well_known};
 use crate::planner::groups::group::Group;
 use crate::planner::groups::topology::counts::Topology;
 use crate::planner::input::pool::Pool;
@@ -88,6 +92,12 @@ fn pool_reason(
         pins.iter().map(|(key, domain)| topology.keys[*key].values[*domain].to_string()).collect::<Vec<_>>().join(", ");
     let location = if domains.is_empty() { required_zones(class) } else { format!(" in {domains}") };
     if constrained.is_empty() {
+        if let Some(key) = crowded_out(column_sets, &of_pool, pool, class) {
+            return Some(format!(
+                "pods of this plan ask for more values of {key} than the {MAX_VARIANTS} that a plan considers; the pod is planned again in \
+                 seconds, when others have their nodes"
+            ));
+        }
         return Some(format!("no instance type has {}", terms_text(&class.node_terms)));
     }
     let with_volumes = |c: &usize| satisfies_terms(column_sets, &class.volume_terms, *c);
@@ -172,6 +182,22 @@ fn conflict(pool: &Pool, class: &PodClass) -> Option<String> {
         first = first.or(Some(found?));
     }
     first
+}
+
+/// The label that the NodePool leaves open, and whose value that the pod requires is not among the values of its columns.
+fn crowded_out<'c>(
+    column_sets: &ColumnSets<'_>,
+    columns: &[usize],
+    pool: &Pool,
+    class: &'c PodClass,
+) -> Option<&'c str> {
+    let open = Requirements::from_api(&pool.requirements).ok()?;
+    let crowded = |(key, set): &(&'c Arc<str>, &ValueSet)| {
+        let is_open = !well_known(key) && !pool.labels.contains_key(&***key) && open.get(key).is_some();
+        let has_value = || set.finite().is_some_and(|mut values| values.any(|value| is_label_value(value)));
+        is_open && has_value() && !columns.iter().any(|column| set.accepts(column_sets.label(*column, key)))
+    };
+    class.node_terms.iter().flat_map(|term| term.labels.iter()).find(crowded).map(|(key, _)| &**key)
 }
 
 /// Whether one of `terms` accepts a column, or there are none. No term can name a node that does not exist yet.

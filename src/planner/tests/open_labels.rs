@@ -59,3 +59,18 @@ fn text_that_is_no_label_value_never_reaches_a_node() {
         plan.new_nodes.iter().flat_map(|node| &node.requirements).flat_map(|r| &r.values).collect();
     assert!(!values.iter().any(|value| value.contains(' ')), "{values:?}");
 }
+
+#[test]
+fn a_pod_whose_value_is_beyond_the_bound_is_told_so() {
+    let mut world = world(&["team"]);
+    for at in 0..200 {
+        add(&mut world, "default", &format!("p-{at:03}"), &json!({"nodeSelector": {"team": format!("t{at:03}")}}));
+    }
+    add(&mut world, "default", "gone", &json!({"nodeSelector": {"kubernetes.io/arch": "riscv"}}));
+    let plan = world.plan();
+    let reasons: Vec<&str> = plan.unschedulable.iter().map(|failed| &*failed.reason).collect();
+    assert!(reasons.len() > 1 && reasons.len() < 200, "{}", reasons.len());
+    let crowded = "NodePool default: pods of this plan ask for more values of team than the 128 that a plan considers; the pod is planned again \
+                   in seconds, when others have their nodes";
+    assert_eq!(reasons.iter().filter(|reason| **reason == crowded).count(), reasons.len() - 1, "{reasons:?}");
+}
