@@ -41,7 +41,7 @@ pub enum Command {
 /// The failure of the subcommand, as a message for the user.
 pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<u8> {
     match &cli.command {
-        Command::Controller(args) => controller::run(args).map(|()| 0),
+        Command::Controller(args) => controller::run(args),
         Command::Simulate(args) => simulate::run(args, out),
         Command::Preflight(args) => preflight::run(args, out),
     }

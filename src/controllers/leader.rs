@@ -152,6 +152,7 @@ impl Candidate {
             spec.holder_identity = None;
             spec.lease_duration_seconds = Some(1);
             self.api.replace(&self.name, &PostParams::default(), &lease).await?;
+            tracing::info!(lease = self.name, "released lease");
         }
         Ok(())
     }

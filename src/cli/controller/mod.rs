@@ -17,11 +17,15 @@ pub use crate::cli::controller::arguments::ControllerArgs;
 use crate::cli::controller::logging::LogControl;
 use crate::cli::controller::serve::serve;
 
-/// Runs the service until it receives a stop signal or loses its lease.
+/// Exit code of a service that ended because of an error.
+const FAILED: u8 = 2;
+
+/// Runs the service until it receives a stop signal or loses its lease. Returns the exit code: what ended the service, such as a setting, file
+/// or address that can't be used, or a lost lease, is in the log, in its format.
 ///
 /// # Errors
-/// A setting, file or address that can't be used; a lost lease.
-pub fn run(args: &ControllerArgs) -> anyhow::Result<()> {
+/// No runtime could be started.
+pub fn run(args: &ControllerArgs) -> anyhow::Result<u8> {
     let logs = LogControl::install(args.log_level, args.log_format);
     // An already installed provider stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -33,5 +37,14 @@ pub fn run(args: &ControllerArgs) -> anyhow::Result<()> {
     // Watches and reconcilers are not awaited: all their state is in the API server and the cloud.
     runtime.shutdown_timeout(Duration::from_secs(1));
     election.shutdown_background();
-    result
+    Ok(match result {
+        Ok(()) => {
+            tracing::info!("stopped");
+            0
+        }
+        Err(error) => {
+            tracing::error!(error = format!("{error:#}"), "ended by an error");
+            FAILED
+        }
+    })
 }

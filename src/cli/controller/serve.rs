@@ -78,7 +78,8 @@ pub(crate) async fn serve(args: &ControllerArgs, logs: LogControl, election: &Ha
 
     let (stop, stopped) = tokio::sync::watch::channel(false);
     tokio::spawn(async move {
-        stop_signal().await;
+        let signal = stop_signal().await;
+        tracing::info!(signal, "stop signal received, shutting down");
         let _ = stop.send(true);
     });
     let heartbeats = &state.heartbeats;
@@ -161,14 +162,15 @@ fn write_addresses(file: &std::path::Path, server: &Server) -> anyhow::Result<()
         .with_context(|| format!("writing --address-file {}", file.display()))
 }
 
-async fn stop_signal() {
+/// Waits for a stop signal. Returns its name.
+async fn stop_signal() -> &'static str {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
         return std::future::pending().await;
     };
     tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
     }
 }

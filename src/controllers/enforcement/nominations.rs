@@ -18,10 +18,13 @@ use crate::decisions::placement::hold_events::{EndedHold, HoldEnd};
 use crate::decisions::placement::nominations::Nominations;
 use crate::decisions::placement::planned_taint::PlannedTaints;
 use crate::decisions::pod_ref::PodRef;
+use crate::decisions::rate_cap::RateCap;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
+/// Holds that ended without their pod that are logged at level info within a minute; further ones are at level debug.
+const MAX_LOGGED: usize = 100;
 /// Concurrent nominations.
 const CONCURRENCY: usize = 32;
 
@@ -80,20 +83,32 @@ fn is_final(code: u16) -> bool {
 pub async fn run(ctx: Arc<Context>) {
     let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
     let (mut nominations, mut planned_taints) = (Nominations::new(clock::now()), PlannedTaints::default());
+    let mut logged = RateCap::default();
     loop {
-        reconcile(&ctx, &mut nominations, &mut planned_taints, clock::now()).await;
+        reconcile(&ctx, &mut nominations, &mut planned_taints, &mut logged, clock::now()).await;
         run_loop.next().await;
     }
 }
 
-async fn reconcile(ctx: &Context, nominations: &mut Nominations, planned_taints: &mut PlannedTaints, now: UnixMillis) {
+async fn reconcile(
+    ctx: &Context,
+    nominations: &mut Nominations,
+    planned_taints: &mut PlannedTaints,
+    logged: &mut RateCap,
+    now: UnixMillis,
+) {
     let holds = ctx.derived.holds(&ctx.cluster.read(), now);
     planned_taint::reconcile(planned_taints, ctx, &holds, now).await;
     let actions = nominations.choose(&ctx.cluster.read(), &holds, ctx.settings.placement, now);
     for EndedHold { claim, pod, end } in actions.ended {
         let result = end.metric_label();
         ctx.metrics.holds_ended.with_label_values(&[result]).inc();
-        if end != HoldEnd::Planned {
+        if end == HoldEnd::Planned {
+            continue;
+        }
+        if logged.admit(1, MAX_LOGGED, now) == 1 {
+            tracing::info!(claim, pod, result, "hold ended");
+        } else {
             tracing::debug!(claim, pod, result, "hold ended");
         }
     }
