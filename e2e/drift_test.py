@@ -7,6 +7,8 @@ import time
 import pytest
 
 import aws
+import kube
+import messages
 import services
 import workloads
 from kube import being_disrupted, bound_to, key, uses_up_budget
@@ -119,8 +121,17 @@ class TestDrift:
         # A drain that the budget blocks buys nothing either.
         node = service.claims(space)[0]["status"]["nodeName"]
         service.api.delete("NodeClaim", kept)
-        drains = lambda: service.plane.events(node, "FailedDraining")
-        service.wait(drains, 60, "the drain blocked", drains)
+        drains = lambda: [event["note"] for name in (node, kept) for event in service.plane.events(name, "FailedDraining")]
+        service.wait(lambda: len(drains()) >= 2, 60, "the drain reported on Node and NodeClaim", drains)
+        protected = f"is protected by the PodDisruptionBudget {space}/server"
+        assert all(note.startswith("1 pod keeps the node: ") and note.endswith(protected) for note in drains()), drains()
+        drained = lambda: kube.condition(service.claims(space)[0], "Drained")
+        service.wait(lambda: drained().get("reason") == "Draining", 20, "the condition Drained", drained)
+        assert drained()["status"] == "Unknown" and protected in drained()["message"]
+        leaving = lambda: service.stowage.metric("stowage_nodes_leaving", 'reason="deleted"')
+        service.poll(lambda: leaving() == 1, 20, "the gauge of leaving nodes", leaving)
+        began = [line for line in service.stowage.lines(messages.DRAINING) if line["claim"] == kept]
+        assert len(began) == 1 and began[0]["node"] == node and began[0]["node_pool"] == space
         time.sleep(10)
         assert service.mirror.record.claims_created == bought, "a node was bought for a pod that stays"
         service.api.delete("PodDisruptionBudget", "server", space)

@@ -8,6 +8,7 @@ CLAIMS_WRITTEN = "node claims written"
 FLEET_REQUESTED = "calling CreateFleet"
 LOG_LEVEL_CHANGED = "log level changed"
 INSTANCE_GONE = "deleting node claim without instance"
+DRAINING = "draining node"
 # The fields that the tests and the demo read.
 OFFERING = ("instance_type", "zone", "capacity_type", "usd_per_hour")
 FIELDS = {
@@ -18,6 +19,7 @@ FIELDS = {
     FLEET_REQUESTED: ("token", "prepared_us"),
     LOG_LEVEL_CHANGED: ("log_level",),
     INSTANCE_GONE: ("claim",),
+    DRAINING: ("claim", "node", "node_pool"),
 }
 
 LEASE_LOST = "no renewal succeeded"  # part of the last line of a replica that could not renew its lease

@@ -18,6 +18,10 @@ pub const LAUNCHED: &str = "Launched";
 pub const REGISTERED: &str = "Registered";
 /// NodeClaim: the Node is initialized.
 pub const INITIALIZED: &str = "Initialized";
+/// NodeClaim: the drain of its node: Unknown while pods keep it, then True.
+pub const DRAINED: &str = "Drained";
+/// Reason of [`DRAINED`] while pods keep the node.
+pub const DRAINING: &str = "Draining";
 /// NodeClaim: the instance is shutting down.
 pub const INSTANCE_TERMINATING: &str = "InstanceTerminating";
 /// NodeClaim: it no longer matches its NodePool or node class.

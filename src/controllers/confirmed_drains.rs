@@ -12,16 +12,39 @@ const CONCURRENCY: usize = 5;
 /// Beyond this number, the confirmed claims are forgotten, and confirmed again.
 const MEMORY: usize = 10_000;
 
-/// Claims whose nodes are confirmed to be drained, by UID.
+/// UIDs of claims; all are forgotten when there are too many.
+#[derive(Debug, Default)]
+pub struct ClaimSet(Mutex<HashSet<String>>);
+
+impl ClaimSet {
+    pub fn contains(&self, uid: &str) -> bool {
+        lock(&self.0).contains(uid)
+    }
+
+    /// Adds a claim. Returns whether it is new.
+    pub fn insert(&self, uid: String) -> bool {
+        let mut claims = lock(&self.0);
+        if claims.len() >= MEMORY {
+            claims.clear();
+        }
+        claims.insert(uid)
+    }
+
+    pub fn remove(&self, uid: &str) {
+        lock(&self.0).remove(uid);
+    }
+}
+
+/// Claims whose nodes are confirmed to be drained.
 #[derive(Debug)]
 pub struct ConfirmedDrains {
-    confirmed: Mutex<HashSet<String>>,
+    confirmed: ClaimSet,
     lists: Semaphore,
 }
 
 impl Default for ConfirmedDrains {
     fn default() -> Self {
-        Self { confirmed: Mutex::default(), lists: Semaphore::new(CONCURRENCY) }
+        Self { confirmed: ClaimSet::default(), lists: Semaphore::new(CONCURRENCY) }
     }
 }
 
@@ -32,18 +55,14 @@ impl ConfirmedDrains {
     }
 
     pub fn contains(&self, uid: &str) -> bool {
-        lock(&self.confirmed).contains(uid)
+        self.confirmed.contains(uid)
     }
 
     pub fn insert(&self, uid: String) {
-        let mut confirmed = lock(&self.confirmed);
-        if confirmed.len() >= MEMORY {
-            confirmed.clear();
-        }
-        confirmed.insert(uid);
+        self.confirmed.insert(uid);
     }
 
     pub fn remove(&self, uid: &str) {
-        lock(&self.confirmed).remove(uid);
+        self.confirmed.remove(uid);
     }
 }

@@ -14,7 +14,7 @@ use crate::api::NodeClaim;
 use crate::clock;
 use crate::cloud::Cloud;
 use crate::controllers::caps::Caps;
-use crate::controllers::confirmed_drains::ConfirmedDrains;
+use crate::controllers::confirmed_drains::{ClaimSet, ConfirmedDrains};
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::event_recorder::EventRecorder;
 use crate::decisions::demand::may_launch;
@@ -63,6 +63,8 @@ pub struct Context {
     /// Notified when the NodeClaims of a plan have been created: they are launched at once.
     pub claims_created: Notify,
     pub confirmed_drains: ConfirmedDrains,
+    /// Claims whose drain is in the log.
+    pub drains_logged: ClaimSet,
     /// Pods that are left out of plans for a while.
     pub quarantine: Mutex<Quarantine>,
     /// Pods that are left out of plans because nodes were purchased for them in vain.
@@ -104,6 +106,7 @@ impl Context {
             caps,
             claims_created,
             confirmed_drains,
+            drains_logged: ClaimSet::default(),
             quarantine,
             purchase_backoff: Mutex::default(),
             supply_quarantine: Mutex::default(),
@@ -159,6 +162,11 @@ impl Context {
         if let Some(node) = node {
             self.emit(reference(&*node), event).await;
         }
+    }
+
+    /// The name of the Node of a NodeClaim, for the log.
+    pub fn node_name_of(&self, claim: &NodeClaim) -> Option<String> {
+        self.cluster.read().node_of(claim).map(|node| node.name_any())
     }
 
     /// Emits an event about every EC2NodeClass.

@@ -150,12 +150,14 @@ events! {
         "The NodeClaim is deleted because it cannot become a node. The note says why; its pods are planned again. (Karpenter emits this reason about pods that it deletes.)";
     EXPIRED = "Expired", Normal, Lifecycle, ["NodeClaim"], No,
         "The NodeClaim is older than its `expireAfter` and is deleted.";
-    FAILED_DRAINING = "FailedDraining", Warning, Lifecycle, ["Node"], Event,
-        "PodDisruptionBudgets refuse evictions from the node. The drain continues; if it never ends, relax the budgets or set a `terminationGracePeriod`.";
+    FAILED_DRAINING = "FailedDraining", Warning, Lifecycle, ["NodeClaim", "Node"], Event,
+        "Pods keep the node: the note names up to five of them, protected by `karpenter.sh/do-not-disrupt`, by a PodDisruptionBudget, or terminating for longer than their grace period. The drain continues; if it never ends, remove the protection or set a `terminationGracePeriod`. The condition `Drained` of the NodeClaim (Unknown, `Draining`) says the same.";
     LAUNCHED = "Launched", Normal, Lifecycle, ["NodeClaim"], Event,
         "The instance was launched. The note names its instance type, zone and capacity type.";
     MULTIPLE_NODES_FOUND = "MultipleNodesFound", Warning, Lifecycle, ["NodeClaim"], Condition,
         "Several Nodes have the provider ID of the NodeClaim. None of them is registered, and the NodeClaim is deleted after 15 minutes; a Node that is registered already stays. Delete the Node that is not the instance's own, and find out who created it.";
+    NOT_INITIALIZED = "NotInitialized", Warning, Lifecycle, ["NodeClaim", "Node"], No,
+        "The node is not initialized 15 minutes after it registered. The note has the reason of the condition `Initialized`, such as `StartupTaintsExist`: nobody removes a startup taint of the NodePool. It is deleted when no pod needs it.";
     TERMINATION_GRACE_PERIOD_EXPIRING = "TerminationGracePeriodExpiring", Warning, Lifecycle, ["NodeClaim"], Event,
         "The NodeClaim is being deleted and has a deadline. The note says when its remaining pods will be deleted without eviction.";
     UNREGISTERED_TAINT_MISSING = "UnregisteredTaintMissing", Warning, Lifecycle, ["NodeClaim"], Event,
@@ -224,7 +226,7 @@ events! {
         "The EC2NodeClass no longer selects the subnet of the instance.";
 
     DISRUPTION_BLOCKED = "DisruptionBlocked", Normal, Disruption, ["NodeClaim", "Node"], Event,
-        "An empty, drifted or underutilized node is not disrupted now: a pod or the Node is protected, PodDisruptionBudgets refuse evictions, or the pods have no other node. The note says why; the node is evaluated again.";
+        "An empty or drifted node is not disrupted now: a pod or the Node is protected, PodDisruptionBudgets refuse evictions, or the pods have no other node. An underutilized node is not disrupted because PodDisruptionBudgets refuse evictions. The note says why; the node is evaluated again.";
     DISRUPTION_TERMINATING = "DisruptionTerminating", Normal, Disruption, ["NodeClaim"], Event,
         "A voluntary disruption starts. The note has its reason: `Empty`, `Drifted` or `Underutilized`.";
 

@@ -4,6 +4,7 @@
 pub mod change_log;
 pub mod claim_index;
 pub mod cluster;
+pub mod daemon_sets;
 pub mod deleted_uids;
 pub mod instance_types;
 pub mod kinds;

@@ -33,7 +33,7 @@ pub struct CachedNode {
 /// Inputs that every node depends on.
 #[derive(Clone, Debug)]
 struct Inputs {
-    /// [`ClusterState::daemon_revision`].
+    /// [`DaemonSets::revision`](crate::state::daemon_sets::DaemonSets::revision).
     daemons: u64,
     catalogs: BTreeMap<String, Arc<Catalog>>,
 }
@@ -41,7 +41,7 @@ struct Inputs {
 impl Inputs {
     fn of(state: &ClusterState, pools: &[ReadyPool]) -> Self {
         let catalogs = pools.iter().map(|ready| (ready.pool.name_any(), Arc::clone(&ready.catalog)));
-        Self { daemons: state.daemon_revision, catalogs: catalogs.collect() }
+        Self { daemons: state.daemons.revision(), catalogs: catalogs.collect() }
     }
 
     fn is(&self, other: &Self) -> bool {

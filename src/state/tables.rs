@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{LimitRange, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::model::labels;
-use crate::model::limit_range::DefaultRequests;
 use crate::model::pause::Pause;
 use crate::model::time::UnixMillis;
 use crate::planner::input::default_spread::{DefaultSpread, Services};
@@ -20,15 +20,13 @@ use crate::planner::input::volumes::objects;
 use crate::planner::input::volumes::objects::{Claim, Volume, Volumes};
 use crate::state::change_log::ChangeLog;
 use crate::state::claim_index::ClaimIndex;
+use crate::state::daemon_sets::DaemonSets;
 use crate::state::deleted_uids::DeletedUids;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_index::PlanIndex;
 use crate::state::plan_record::PlanRecord;
 use crate::state::pod_budgets::PodBudgets;
 use crate::state::pods::{PodRecord, Scheduling};
-use crate::state::tables::daemons::DaemonRecord;
-
-pub mod daemons;
 
 /// Maximum number of schedulers that are remembered.
 const MAX_SCHEDULERS: usize = 100;
@@ -66,10 +64,8 @@ pub struct ClusterState {
     pub pools: BTreeMap<String, Arc<NodePool>>,
     /// EC2NodeClasses by name.
     pub classes: BTreeMap<String, Arc<Ec2NodeClass>>,
-    /// DaemonSets by `namespace/name`; invalid ones are left out.
-    pub daemons: BTreeMap<String, DaemonRecord>,
-    /// Default requests by LimitRange, `namespace/name`.
-    limit_ranges: BTreeMap<String, DefaultRequests>,
+    /// DaemonSets and LimitRanges.
+    pub daemons: DaemonSets,
     /// PodDisruptionBudgets.
     pub pod_budgets: PodBudgets,
     /// Labels of namespaces; shared with the problems built from this state.
@@ -102,8 +98,6 @@ pub struct ClusterState {
     held_until: BTreeSet<(UnixMillis, String)>,
     /// NodeClaims without a Node.
     pub in_flight: BTreeSet<String>,
-    /// Changes of DaemonSets so far.
-    pub daemon_revision: u64,
 }
 
 impl ClusterState {
@@ -188,8 +182,12 @@ impl ClusterState {
                 self.unbound.insert(key.clone());
             }
         }
-        if record.daemon && (is_new || resized) {
-            self.observe_daemon_pod(&record);
+        if let Ok(entry) = &record.entry
+            && record.daemon
+            && (is_new || resized)
+            && !gone
+        {
+            self.daemons.observe(entry);
         }
         self.pods.insert(key, record);
     }
@@ -451,6 +449,26 @@ impl ClusterState {
         let claim = self.drop_claim(name);
         self.deleted.record(claim.and_then(|claim| claim.uid()));
         self.relink(name);
+    }
+
+    /// Applies a DaemonSet.
+    pub fn apply_daemon_set(&mut self, set: &DaemonSet) {
+        let (pods, by_owner) = (&self.pods, &self.pods_by_owner);
+        let pods_of = |owner: &str| {
+            let records = by_owner.get(owner).into_iter().flatten().filter_map(|key| pods.get(&**key));
+            records.filter(|pod| pod.active()).filter_map(|pod| pod.entry.as_ref().ok())
+        };
+        self.daemons.apply(&mut self.interner, set, pods_of);
+    }
+
+    /// Applies a LimitRange.
+    pub fn apply_limit_range(&mut self, limit_range: &LimitRange) {
+        self.daemons.apply_limit_range(&mut self.interner, limit_range);
+    }
+
+    /// Removes the LimitRange `namespace/name`.
+    pub fn delete_limit_range(&mut self, key: &str) {
+        self.daemons.delete_limit_range(&mut self.interner, key);
     }
 
     /// Applies a Namespace.

@@ -103,7 +103,7 @@ impl Watches<'_> {
             "daemonsets",
             Api::<DaemonSet>::all(client.clone()),
             |state, set| state.apply_daemon_set(&set),
-            ClusterState::delete_daemon_set,
+            |state, key| state.daemons.delete(key),
             |state| state.daemons.keys().cloned().collect(),
         );
         self.feed(
@@ -111,7 +111,7 @@ impl Watches<'_> {
             Api::<LimitRange>::all(client.clone()),
             |state, limit_range| state.apply_limit_range(&limit_range),
             ClusterState::delete_limit_range,
-            ClusterState::limit_range_keys,
+            |state| state.daemons.limit_range_keys(),
         );
         self.feed(
             "poddisruptionbudgets",

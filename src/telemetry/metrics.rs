@@ -37,6 +37,8 @@ pub struct Metrics {
     pub lease_transitions: IntGauge,
     pub pods_pending: IntGauge,
     pub pods_pending_age: IntGauge,
+    pub nodes_leaving: IntGaugeVec,
+    pub nodes_leaving_age: IntGauge,
 }
 
 impl Default for Metrics {
@@ -85,6 +87,8 @@ impl Metrics {
             lease_transitions: register(&registry, declared::LEASE_TRANSITIONS.gauge())?,
             pods_pending: register(&registry, declared::PODS_PENDING.gauge())?,
             pods_pending_age: register(&registry, declared::PODS_PENDING_AGE.gauge())?,
+            nodes_leaving: register(&registry, declared::NODES_LEAVING.gauges())?,
+            nodes_leaving_age: register(&registry, declared::NODES_LEAVING_AGE.gauge())?,
             registry,
         })
     }

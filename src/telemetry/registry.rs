@@ -169,7 +169,7 @@ metrics! {
         ],
         "NodeClaims created, by reason, NodePool and whether minValues were lowered.";
     NODECLAIMS_DISRUPTED = "nodeclaims_disrupted_total", Kind::Counter, Leader, [
-            "reason": "`empty`, `underutilized`, `drifted`, `expired`, `spot_interrupted`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`, `event_status`, `instance_status`, `system_status`, `insufficient_capacity`, `nodeclass_not_ready`, `launch_timeout`, `registration_timeout`, `garbage_collected`, `capacity_block_expiring`, `unknown` (a disruption that another program marked)",
+            "reason": "`empty`, `underutilized`, `drifted`, `expired`, `spot_interrupted`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`, `event_status`, `instance_status`, `system_status`, `insufficient_capacity`, `nodeclass_not_ready`, `launch_timeout`, `registration_timeout`, `initialization_timeout`, `garbage_collected`, `capacity_block_expiring`, `unknown` (a disruption that another program marked)",
             "nodepool": "name of the NodePool",
             "capacity_type": "`on-demand`, `spot`, `reserved`; empty before the launch",
             "consolidation_policy": "of the reasons `empty` and `underutilized`, otherwise empty",
@@ -349,6 +349,12 @@ metrics! {
         "Pods that the scheduler rejected and that need a node.";
     PODS_PENDING_AGE = "pods_pending_oldest_seconds", Kind::Gauge, Serving, [],
         "Seconds since the oldest of these pods was rejected; 0 without one.";
+    NODES_LEAVING = "nodes_leaving", Kind::Gauge, Serving, [
+            "reason": "`deleted` (without the annotation `stowage.dev/disrupting`: by a person, or for a reason without replacement), otherwise as of `stowage_nodeclaims_disrupted_total`",
+        ],
+        "NodeClaims that are deleted or marked for disruption, by reason.";
+    NODES_LEAVING_AGE = "nodes_leaving_oldest_seconds", Kind::Gauge, Serving, [],
+        "Seconds since the oldest of the deleted ones was deleted; 0 without one.";
     BUILD_INFO = "build_info", Kind::Gauge, Serving, ["version": "version of the binary"],
         "Always 1.";
     READY = "ready", Kind::Gauge, Serving, [],

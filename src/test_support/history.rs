@@ -158,7 +158,7 @@ impl History {
             Event::Daemons { at, cpu } => {
                 let key = format!("n/daemons-{at}");
                 if cpu == 0 {
-                    self.state.delete_daemon_set(&key);
+                    self.state.daemons.delete(&key);
                     self.daemons.remove(&key);
                 } else {
                     let set = daemon_set(at, cpu);

@@ -31,6 +31,7 @@ use crate::decisions::staleness::Removal;
 use crate::model::events;
 use crate::model::time::UnixMillis;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
+use crate::state::object_ext::ObjectExt;
 use crate::sync::heartbeat;
 
 /// How often empty nodes are evaluated.
@@ -164,7 +165,8 @@ async fn start_all(ctx: &Context, mut claims: Vec<String>, reason: DisruptionRea
 async fn start(ctx: &Context, name: String, reason: DisruptionReason) {
     let claim = ctx.cluster.read().claims.get(&name).cloned();
     let Some(claim) = claim else { return };
-    tracing::info!(claim = name, reason = reason.as_str(), "disruption started");
+    let node = ctx.node_name_of(&claim);
+    tracing::info!(claim = name, node, node_pool = claim.node_pool(), reason = reason.as_str(), "disruption started");
     let note = format!("disrupting node: {}", reason.as_str());
     ctx.emit_for_claim(&claim, events::DISRUPTION_TERMINATING.note(&note)).await;
     if let Err(error) = mark(ctx, &claim, DisruptionMark { reason, deadline: None }).await {

@@ -68,7 +68,8 @@ fn due(ctx: &Context) -> Vec<(Arc<NodeClaim>, DisruptionMark)> {
 /// Returns whether the claim is deleted.
 async fn depart(ctx: &Context, claim: &NodeClaim, mark: DisruptionMark) -> bool {
     let (name, reason) = (claim.name_any(), mark.reason);
-    tracing::info!(claim = name, reason = reason.as_str(), "deleting marked node claim");
+    let node = ctx.node_name_of(claim);
+    tracing::info!(claim = name, node, reason = reason.as_str(), "deleting marked node claim");
     delete_claim_or_log(ctx, claim, reason).await
 }
 

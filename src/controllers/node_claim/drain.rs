@@ -11,14 +11,18 @@ use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::core::Status;
 use kube::{Api, ResourceExt};
 
-use crate::api::NodeClaim;
+use crate::api::conditions::Conditions;
+use crate::api::{NodeClaim, conditions};
 use crate::clock;
-use crate::controllers::context::{Context, is_conflict, is_not_found, pod_reference, reference};
+use crate::controllers::context::{Context, is_conflict, is_not_found, pod_reference};
 use crate::controllers::disruption::taint::taint;
+use crate::controllers::node_claim::registration::write_condition;
 use crate::decisions::pod_ref::PodRef;
-use crate::decisions::termination::drain_order::DrainPass;
-use crate::model::events;
+use crate::decisions::termination::drain_order::{DrainPass, waiting};
+use crate::decisions::termination::drain_report::drain_report;
 use crate::model::time::UnixMillis;
+use crate::model::{events, labels};
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
 /// Concurrent evictions for one node.
 const CONCURRENCY: usize = 10;
@@ -42,15 +46,44 @@ pub async fn drain(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Drai
     taint(ctx, node).await?;
     let name = node.name_any();
     let now = clock::now();
-    let pass = DrainPass::new(&ctx.cluster.read(), claim, &name, now);
-    let refused = evict(ctx, node, pass.evict).await;
+    let (pass, report, pods) = {
+        let state = ctx.cluster.read();
+        let pods = waiting(&state, claim, &name, now).len();
+        (DrainPass::new(&state, claim, &name, now), drain_report(&state, claim, &name, now), pods)
+    };
+    if ctx.drains_logged.insert(claim.uid().unwrap_or_default()) {
+        let (node_pool, instance) = (claim.node_pool(), claim.provider_id());
+        let instance_type = claim.labels().get(labels::INSTANCE_TYPE);
+        tracing::info!(
+            claim = claim.name_any(),
+            node = name,
+            node_pool,
+            instance,
+            instance_type,
+            pods,
+            "draining node"
+        );
+    }
+    let (refused, by_budget) = evict(ctx, node, pass.evict).await;
+    report_waiting(ctx, claim, report, by_budget).await;
     let deleted = delete(ctx, &name, pass.delete, pass.grace_period).await;
     let blocked = refused && deleted;
     Ok(if blocked { DrainProgress::Blocked { until: pass.next_deletion } } else { DrainProgress::InProgress })
 }
 
-/// Evicts pods. Returns whether an eviction was refused or failed.
-async fn evict(ctx: &Context, node: &Node, pods: Vec<PodRef>) -> bool {
+/// Reports the pods that keep the node, or else how many evictions PodDisruptionBudgets refused: by an event and a condition.
+async fn report_waiting(ctx: &Context, claim: &NodeClaim, waiting: Option<String>, refused: usize) {
+    let refusal = || format!("{refused} pods can't be evicted now without breaking their PodDisruptionBudget");
+    let Some(note) = waiting.or_else(|| (refused > 0).then(refusal)) else { return };
+    ctx.emit_for_claim_and_node(claim, events::FAILED_DRAINING.note(&note)).await;
+    let draining = |list: &mut Conditions<'_>| list.set_unknown(conditions::DRAINED, conditions::DRAINING, &note);
+    if let Err(error) = write_condition(ctx, claim, draining).await {
+        tracing::debug!(claim = claim.name_any(), %error, "failed to write the condition of a draining node");
+    }
+}
+
+/// Evicts pods. Returns whether an eviction was refused or failed, and how many PodDisruptionBudgets refused.
+async fn evict(ctx: &Context, node: &Node, pods: Vec<PodRef>) -> (bool, usize) {
     let name = node.name_any();
     let evictions = pods.into_iter().map(|pod| async move {
         let api: Api<Pod> = Api::namespaced(ctx.evictions.clone(), &pod.namespace);
@@ -85,11 +118,7 @@ async fn evict(ctx: &Context, node: &Node, pods: Vec<PodRef>) -> bool {
             }
         }
     }
-    if blocked > 0 {
-        let note = format!("{blocked} pods can't be evicted now without breaking their PodDisruptionBudget");
-        ctx.emit(reference(node), events::FAILED_DRAINING.note(&note)).await;
-    }
-    blocked > 0 || failed
+    (blocked > 0 || failed, blocked)
 }
 
 /// Deletes pods with this grace period. Returns whether all of them are deleted.

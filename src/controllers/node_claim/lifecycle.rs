@@ -24,7 +24,8 @@ use crate::controllers::node_claim::step_error::StepError;
 use crate::controllers::node_claim::termination::terminate;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::decisions::lifecycle::next_step::{REGISTRATION_TIMEOUT, Step};
+use crate::decisions::lifecycle::initialization::uninitialized_reason;
+use crate::decisions::lifecycle::next_step::{REGISTRATION_TIMEOUT, Step, is_overdue};
 use crate::decisions::lifecycle::queue::{DueStep, Queue, Requeue};
 use crate::decisions::staleness::Removal;
 use crate::model::events;
@@ -120,6 +121,16 @@ async fn carry_out(ctx: &Context, name: &str, step: &Step) -> Result<Requeue, St
         (Step::Launch, _) if ctx.pause().provisioning => return Ok(Requeue::After(POLL_PERIOD)),
         (Step::Launch, _) => launch::launch(ctx, &claim).await?,
         (Step::Abandon(_), _) if ctx.is_stale(Removal::Abandonment) => return Ok(Requeue::After(POLL_PERIOD)),
+        (Step::Abandon(DisruptionReason::InitializationTimeout), _)
+            if ctx.pause().disruption || ctx.is_stale(Removal::Disruption) =>
+        {
+            return Ok(Requeue::After(POLL_PERIOD));
+        }
+        (Step::Abandon(DisruptionReason::InitializationTimeout), Some(node)) => {
+            let why = uninitialized_reason(&claim, node).unwrap_or("initialized meanwhile");
+            abandon(ctx, name, DisruptionReason::InitializationTimeout, &overdue(why)).await;
+            return Ok(Requeue::After(POLL_PERIOD));
+        }
         (Step::Abandon(reason), _) => {
             abandon(ctx, name, *reason, "launch or registration timed out").await;
             return Ok(Requeue::After(POLL_PERIOD));
@@ -146,6 +157,9 @@ async fn carry_out(ctx: &Context, name: &str, step: &Step) -> Result<Requeue, St
         }
         (Step::ReportUninitialized(reason), _) => {
             report_uninitialized(ctx, &claim, reason).await?;
+            if is_overdue(&claim, clock::now()) {
+                ctx.emit_for_claim_and_node(&claim, events::NOT_INITIALIZED.note(&overdue(reason))).await;
+            }
             return Ok(Requeue::After(POLL_PERIOD));
         }
         (Step::WriteDeadline(deadline), _) => write_deadline(ctx, &claim, *deadline).await?,
@@ -167,6 +181,11 @@ async fn carry_out(ctx: &Context, name: &str, step: &Step) -> Result<Requeue, St
         (_, _) => {}
     }
     Ok(Requeue::Now)
+}
+
+fn overdue(reason: &str) -> String {
+    let minutes = REGISTRATION_TIMEOUT.as_secs() / 60;
+    format!("not initialized {minutes} minutes after it registered: {reason}")
 }
 
 /// Whether the cloud no longer has the instance of a node that is not ready. Asks rarely; a failure is no answer.

@@ -6,6 +6,7 @@ use futures::future::join_all;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
+use crate::api::conditions::Conditions;
 use crate::api::{NodeClaim, conditions};
 use crate::cloud::CloudError;
 use crate::controllers::context::Context;
@@ -14,7 +15,8 @@ use crate::controllers::node_claim::registration::write_condition;
 use crate::controllers::node_claim::step_error::StepError;
 use crate::decisions::lifecycle::launch_group::left_behind;
 use crate::decisions::lifecycle::queue::Requeue;
-use crate::state::object_ext::NodeClaimExt;
+use crate::model::labels;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
 /// Wait between two queries of an instance that shuts down.
 const POLL_PERIOD: Duration = Duration::from_millis(500);
@@ -35,7 +37,12 @@ pub async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) ->
     let shutting_down = join_all(ids.iter().map(|id| ctx.cloud.terminate(id))).await;
     if shutting_down.iter().any(|result| matches!(result, Ok(true))) {
         // Budgets count the node until then. A failed write does not delay the termination.
-        let written = write_condition(ctx, claim, |list| list.set_true(conditions::INSTANCE_TERMINATING)).await;
+        let was_draining = claim.condition(conditions::DRAINED).is_some();
+        let terminating = |list: &mut Conditions<'_>| {
+            let drained = was_draining && list.set_true(conditions::DRAINED);
+            list.set_true(conditions::INSTANCE_TERMINATING) || drained
+        };
+        let written = write_condition(ctx, claim, terminating).await;
         if let Err(error) = written {
             tracing::debug!(claim = claim.name_any(), %error, "failed to write the condition of a terminating instance");
         }
@@ -46,7 +53,11 @@ pub async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) ->
         release_node(ctx, node).await?;
     }
     release_claim(ctx, claim).await?;
-    ctx.confirmed_drains.remove(&claim.uid().unwrap_or_default());
-    tracing::info!(claim = claim.name_any(), "terminated");
+    let uid = claim.uid().unwrap_or_default();
+    ctx.confirmed_drains.remove(&uid);
+    ctx.drains_logged.remove(&uid);
+    let (node_pool, instance) = (claim.node_pool(), claim.provider_id());
+    let (node, instance_type) = (node.map(Node::name_any), claim.labels().get(labels::INSTANCE_TYPE));
+    tracing::info!(claim = claim.name_any(), node, node_pool, instance, instance_type, "terminated");
     Ok(Requeue::After(POLL_PERIOD))
 }

@@ -37,6 +37,10 @@ pub async fn run(ctx: Arc<Context>) {
     let (mut queue, mut unschedulable) = (PodQueue::default(), Unschedulable::default());
     loop {
         let now = clock::now();
+        if queue.has_failed() {
+            let pools = ctx.ready_pools();
+            queue.help(&ctx.cluster.read(), &pools, now);
+        }
         let window = {
             let state = ctx.cluster.read();
             let holds = ctx.derived.holds(&state, now);
@@ -78,6 +82,7 @@ struct Unschedulable {
 /// Plans the pods that wait, and writes the plan: first most of them, then those that new nodes did not take, with what was seen on these.
 async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue, unschedulable: &mut Unschedulable, planner: Planner) {
     let pools = ctx.ready_pools();
+    queue.planned_with(&ctx.cluster.read(), &pools);
     let mut snapshot = take_snapshot(ctx, &pools);
     report_panicked(ctx, &snapshot);
     let has_suspects = !leave_only(ctx, &mut snapshot, Suspects::LeftOut).is_empty();

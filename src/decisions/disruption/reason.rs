@@ -28,6 +28,8 @@ pub enum DisruptionReason {
     CapacityBlockExpiring,
     LaunchTimeout,
     RegistrationTimeout,
+    /// The node has not initialized, and no pod needs it.
+    InitializationTimeout,
     InsufficientCapacity,
     NodeClassNotReady,
     /// A mark with a reason that this version does not know.
@@ -35,7 +37,7 @@ pub enum DisruptionReason {
 }
 
 impl DisruptionReason {
-    const ALL: [Self; 19] = [
+    const ALL: [Self; 20] = [
         Self::Empty,
         Self::Drifted,
         Self::Underutilized,
@@ -52,6 +54,7 @@ impl DisruptionReason {
         Self::CapacityBlockExpiring,
         Self::LaunchTimeout,
         Self::RegistrationTimeout,
+        Self::InitializationTimeout,
         Self::InsufficientCapacity,
         Self::NodeClassNotReady,
         Self::Unknown,
@@ -70,7 +73,7 @@ impl DisruptionReason {
         }
     }
 
-    /// The value of the metric label `reason`, the same as Karpenter's (Karpenter core reference 8).
+    /// The value of the metric label `reason`, the same as Karpenter's (Karpenter core reference 8) where Karpenter has the reason.
     pub fn metric_label(self) -> &'static str {
         match self {
             Self::Empty => "empty",
@@ -89,6 +92,7 @@ impl DisruptionReason {
             Self::CapacityBlockExpiring => "capacity_block_expiring",
             Self::LaunchTimeout => "launch_timeout",
             Self::RegistrationTimeout => "registration_timeout",
+            Self::InitializationTimeout => "initialization_timeout",
             Self::InsufficientCapacity => "insufficient_capacity",
             Self::NodeClassNotReady => "nodeclass_not_ready",
             Self::Unknown => "unknown",

@@ -94,6 +94,22 @@ pub fn step_with_duplicates(claim: &NodeClaim, step: Step, now: UnixMillis) -> S
     }
 }
 
+/// The next step of a claim whose node is not initialized, instead of `step`: it is abandoned once that lasts for [`REGISTRATION_TIMEOUT`]
+/// after the registration, if `is_unneeded`. Pods on it keep it: what is missing need not concern them.
+pub fn step_if_uninitialized(claim: &NodeClaim, step: Step, is_unneeded: impl Fn() -> bool, now: UnixMillis) -> Step {
+    match step {
+        Step::ReportUninitialized(_) if is_overdue(claim, now) && is_unneeded() => {
+            Step::Abandon(DisruptionReason::InitializationTimeout)
+        }
+        step => step,
+    }
+}
+
+/// Whether a claim whose node is not initialized registered [`REGISTRATION_TIMEOUT`] ago.
+pub fn is_overdue(claim: &NodeClaim, now: UnixMillis) -> bool {
+    claim.true_since(conditions::REGISTERED).is_some_and(|at| at.is_older_than(REGISTRATION_TIMEOUT, now))
+}
+
 fn registration_step(node: &Node) -> Step {
     if !node.has_finalizer(labels::TERMINATION_FINALIZER) {
         return Step::Sync;

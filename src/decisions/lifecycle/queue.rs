@@ -1,14 +1,15 @@
 //! Which claims are processed when: one step of a claim at a time, launches apart from other steps, failed steps with backoff.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use kube::ResourceExt;
 
-use crate::api::{conditions, launch_group};
-use crate::decisions::lifecycle::next_step::{Step, next_step, step_with_duplicates};
+use crate::api::{NodeClaim, conditions, launch_group};
+use crate::decisions::lifecycle::next_step::{Step, next_step, step_if_uninitialized, step_with_duplicates};
 use crate::decisions::termination::deadlines::termination_deadline;
 use crate::decisions::termination::drain_order;
+use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::tables::ClusterState;
@@ -90,6 +91,7 @@ impl Queue {
             let drained = !deleting
                 || node.is_none_or(|node| drain_order::waiting(state, claim, &node.name_any(), now).is_empty());
             let mut step = next_step(claim, node.map(|node| &**node), drained, now);
+            step = step_if_uninitialized(claim, step, || is_unneeded(state, claim, now), now);
             let initialized =
                 claim.has_condition(conditions::REGISTERED) && claim.has_condition(conditions::INITIALIZED);
             if state.duplicate_nodes(claim).is_some() {
@@ -133,6 +135,22 @@ impl Queue {
         };
         self.waiting.insert(claim, Waiting { until, next_backoff, deadline });
     }
+}
+
+/// Whether no pod needs the node of a claim, or is planned there, and a NodePool launches another one when it has to.
+fn is_unneeded(state: &ClusterState, claim: &NodeClaim, now: UnixMillis) -> bool {
+    let Some(node) = state.node_of(claim) else { return false };
+    let is_held =
+        state.planned.get(&claim.name_any()).is_some_and(|plan| !plan.pods.is_empty() && plan.hold_until > now);
+    let protects = |annotations: &BTreeMap<String, String>| {
+        annotations.get(labels::DO_NOT_DISRUPT).is_some_and(|value| labels::forbids_disruption(value))
+    };
+    claim.node_pool().is_some()
+        && !state.is_static(claim)
+        && !is_held
+        && !protects(node.annotations())
+        && !protects(claim.annotations())
+        && !state.pods_on(&node.name_any()).any(|pod| pod.reschedulable() || pod.recreated_in_place())
 }
 
 #[cfg(test)]

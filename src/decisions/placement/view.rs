@@ -41,7 +41,7 @@ impl ViewCache {
             *self = Self::default();
             (state.nodes.keys().cloned().collect(), holds.by_claim.keys().cloned().collect())
         };
-        if daemons != state.daemon_revision {
+        if daemons != state.daemons.revision() {
             nodes.extend(self.view.held_nodes().map(|name| name.as_ref().to_owned()));
         }
         self.set_plans(state, holds, &claims);
@@ -54,7 +54,7 @@ impl ViewCache {
         }
         self.view.set_age(as_of, extender::DEFAULT_MAX_AGE);
         self.holds = Arc::clone(holds);
-        self.revisions = (state.node_changes.revision(), state.claim_changes.revision(), state.daemon_revision);
+        self.revisions = (state.node_changes.revision(), state.claim_changes.revision(), state.daemons.revision());
         self.view.clone()
     }
 

@@ -8,4 +8,5 @@ pub mod purchase_backoff;
 pub mod purchase_obstacle;
 pub mod quarantine;
 pub mod supply_quarantine;
+pub mod supply_watch;
 pub mod unschedulable;

@@ -8,14 +8,18 @@ use crate::decisions::demand::demand;
 use crate::decisions::provisioning::batch_window::BatchWindow;
 use crate::decisions::provisioning::purchase_backoff::PurchaseBackoff;
 use crate::decisions::provisioning::quarantine::{Cause, Quarantine};
+use crate::decisions::provisioning::supply_watch::SupplyWatch;
 use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
+use crate::state::instance_types::ReadyPool;
 use crate::state::plan_record::Holds;
 use crate::state::pods::Scheduling;
 use crate::state::tables::ClusterState;
 
-/// A pod that a plan left without a node is planned again after this time.
+/// A pod that a plan left without a node is planned again after this time, whatever happens.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
+/// Changes that can help end the wait at most this often.
+const MIN_RETRY_PERIOD: Duration = Duration::from_secs(1);
 
 /// A pod that its scheduler has not attempted in this time belongs to no burst.
 const ATTEMPT_PERIOD: Duration = Duration::from_secs(10);
@@ -27,6 +31,11 @@ pub struct PodQueue {
     first_seen: BTreeMap<String, UnixMillis>,
     /// When a plan last left a pod without a node.
     failed: HashMap<String, UnixMillis>,
+    supply: SupplyWatch,
+    /// Something that can help changed since the failed pods were planned.
+    is_helped: bool,
+    /// When such a change last ended the wait of the failed pods.
+    helped_at: UnixMillis,
     /// Pods that are left out of plans at present.
     quarantined: HashMap<String, Cause>,
 }
@@ -62,6 +71,26 @@ impl PodQueue {
             .count();
         let (opened, latest) = (batch().min()?, batch().max()?);
         Some(BatchWindow { opened, latest, last_created: state.last_pod_created, unattempted })
+    }
+
+    /// Whether pods wait that a plan left without a node.
+    pub fn has_failed(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
+    /// Ends the wait of the pods that a plan left without a node, if something changed that can help them: see [`SupplyWatch`].
+    pub fn help(&mut self, state: &ClusterState, pools: &[ReadyPool], now: UnixMillis) {
+        self.is_helped |= self.supply.improved(state, pools);
+        if self.is_helped && self.helped_at.is_older_than(MIN_RETRY_PERIOD, now) {
+            self.failed.clear();
+            (self.is_helped, self.helped_at) = (false, now);
+        }
+    }
+
+    /// Records what could be purchased when the present demand was planned.
+    pub fn planned_with(&mut self, state: &ClusterState, pools: &[ReadyPool]) {
+        self.supply.improved(state, pools);
+        self.is_helped = false;
     }
 
     /// Number of pods that need a node and are left out of plans.
@@ -167,6 +196,36 @@ mod tests {
         state.delete_pod("n/a", over);
         observe(&state, &mut quarantine, over);
         assert!(quarantine.is_empty(), "the pod is gone");
+    }
+
+    #[test]
+    fn a_pod_without_a_node_is_planned_again_at_once_when_a_node_pool_becomes_ready() {
+        let (mut queue, mut state) = (PodQueue::default(), ClusterState::default());
+        let catalog = Arc::new(objects::catalog());
+        let ready = |generation: i64| {
+            let pool = objects::node_pool("p", &json!({"metadata": {"generation": generation}}));
+            [ReadyPool { pool: Arc::new(pool), catalog: Arc::clone(&catalog) }]
+        };
+        put(&mut state, "a", true, 0);
+        assert_eq!(window(&mut queue, &state, 0), Some((0, 0, 0)));
+        let mut now = 60_000;
+        queue.planned_with(&state, &[]);
+        queue.fail("n/a", UnixMillis(now));
+        queue.help(&state, &[], UnixMillis(now));
+        assert_eq!((window(&mut queue, &state, now), queue.has_failed()), (None, true));
+        queue.help(&state, &ready(1), UnixMillis(now));
+        assert_eq!((window(&mut queue, &state, now), queue.has_failed()), (Some((0, 0, 0)), false));
+        queue.planned_with(&state, &ready(1));
+        queue.fail("n/a", UnixMillis(now));
+        for (later, generation, is_planned) in [(100, 2, false), (999, 2, false), (1_000, 2, true)] {
+            queue.help(&state, &ready(generation), UnixMillis(now + later));
+            assert_eq!(window(&mut queue, &state, now + later).is_some(), is_planned, "at most once a second");
+        }
+        now += 1_000;
+        queue.planned_with(&state, &ready(2));
+        queue.fail("n/a", UnixMillis(now));
+        queue.help(&state, &ready(2), UnixMillis(now + 5_000));
+        assert_eq!(window(&mut queue, &state, now + 5_000), None, "nothing changed");
     }
 
     #[test]

@@ -445,7 +445,7 @@ impl PurchaseBackoff {
 /// A value that changes when something does that decides what new nodes are like: a NodePool, an EC2NodeClass or a DaemonSet.
 fn supply_of(state: &ClusterState) -> u64 {
     let mut hasher = DefaultHasher::new();
-    state.daemon_revision.hash(&mut hasher);
+    state.daemons.revision().hash(&mut hasher);
     for (name, pool) in &state.pools {
         (name, pool.metadata.generation).hash(&mut hasher);
     }

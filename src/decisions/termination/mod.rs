@@ -2,3 +2,4 @@
 
 pub mod deadlines;
 pub mod drain_order;
+pub mod drain_report;

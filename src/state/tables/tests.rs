@@ -290,9 +290,9 @@ fn the_status_of_a_daemon_set_changes_nothing() {
     };
     let mut state = ClusterState::default();
     let changes = |state: &mut ClusterState, change: &dyn Fn(&mut ClusterState)| {
-        let before = state.daemon_revision;
+        let before = state.daemons.revision();
         change(state);
-        state.daemon_revision != before
+        state.daemons.revision() != before
     };
     assert!(changes(&mut state, &|state| state.apply_daemon_set(&set("1", "1", 0))));
     assert!(!changes(&mut state, &|state| state.apply_daemon_set(&set("1", "1", 5))));
@@ -300,7 +300,7 @@ fn the_status_of_a_daemon_set_changes_nothing() {
     assert!(changes(&mut state, &|state| state.apply_daemon_set(&set("2", "2", 5))), "its pods have another owner");
     assert!(changes(&mut state, &|state| state.apply_daemon_set(&set("2", "lots", 5))));
     assert!(state.daemons.is_empty());
-    assert!(!changes(&mut state, &|state| state.delete_daemon_set("n/d")));
+    assert!(!changes(&mut state, &|state| state.daemons.delete("n/d")));
 }
 
 #[test]

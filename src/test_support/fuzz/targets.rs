@@ -180,7 +180,7 @@ fn delete(state: &mut ClusterState, object: &Value) {
         Some("Pod") => state.delete_pod(&key, NOW),
         Some("Node") => state.delete_node(name),
         Some("NodeClaim") => state.delete_claim(name),
-        Some("DaemonSet") => state.delete_daemon_set(&key),
+        Some("DaemonSet") => state.daemons.delete(&key),
         _ => {}
     }
 }

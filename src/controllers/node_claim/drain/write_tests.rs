@@ -136,7 +136,11 @@ async fn a_budget_that_allows_no_eviction_is_reported_and_blocks_the_drain() {
     let note = "1 pods can't be evicted now without breaking their PodDisruptionBudget";
     assert_eq!(
         world.api.events(),
-        ["Normal Evicted on Pod/b: node x is being drained", &format!("Warning FailedDraining on Node/x: {note}")]
+        [
+            "Normal Evicted on Pod/b: node x is being drained",
+            &format!("Warning FailedDraining on NodeClaim/c: {note}"),
+            &format!("Warning FailedDraining on Node/x: {note}")
+        ]
     );
     let asked = world.api.lines().iter().filter(|line| *line == "POST pods/n/a/eviction").count();
     assert_eq!(asked, 1, "the client does not repeat what a budget refuses");

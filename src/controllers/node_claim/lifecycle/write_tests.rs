@@ -183,6 +183,8 @@ async fn the_reason_why_a_node_is_not_initialized_is_written_under_every_failure
     insta::assert_snapshot!(text, @r#"
     undisturbed: ReportUninitialized
       PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"2"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"","reason":"NodeNotReady","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}]}}
+      event Warning NotInitialized on NodeClaim/c: not initialized 15 minutes after it registered: NodeNotReady
+      event Warning NotInitialized on Node/x: not initialized 15 minutes after it registered: NodeNotReady
       changes nodeclaims/c (status.conditions)
     again: ReportUninitialized, no write, as undisturbed
     PATCH nodeclaims/c/status

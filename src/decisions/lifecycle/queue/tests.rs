@@ -38,6 +38,55 @@ fn a_waiting_drain_is_processed_when_its_deadline_changes() {
 }
 
 #[test]
+fn a_node_that_never_initializes_is_abandoned_when_no_pod_needs_it() {
+    use crate::decisions::disruption::reason::DisruptionReason;
+    use crate::decisions::lifecycle::next_step::REGISTRATION_TIMEOUT;
+
+    let registered = UnixMillis::parse_rfc3339("2026-01-01T00:00:00Z").unwrap();
+    let over = registered + REGISTRATION_TIMEOUT;
+    let startup = json!([{"key": "s", "effect": "NoSchedule"}]);
+    let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+    let step = |meta: &Value, node: &Value, pod: Option<&Value>, now: UnixMillis| {
+        let mut state = ClusterState::default();
+        let mut whole = json!({"finalizers": [labels::TERMINATION_FINALIZER], "labels": {(labels::NODE_POOL): "p"}});
+        json_patch::merge(&mut whole, meta);
+        let status = objects::launched("i", &["Launched", "Registered"]);
+        let patch = json!({"metadata": whole, "spec": {"startupTaints": startup}, "status": status});
+        state.apply_claim(objects::claim("c", &patch));
+        let mut whole = json!({"spec": {"providerID": "aws:///z/i", "taints": startup}, "status": ready});
+        json_patch::merge(&mut whole, node);
+        state.apply_node(objects::node("x", &whole));
+        if let Some(pod) = pod {
+            let mut whole = json!({"spec": {"nodeName": "x"}});
+            json_patch::merge(&mut whole, pod);
+            state.apply_pod(&objects::pod("a", &whole), now);
+        }
+        Queue::default().start_due(&state, now).pop().expect("a step").step
+    };
+    let report = Step::ReportUninitialized("StartupTaintsExist");
+    let abandon = Step::Abandon(DisruptionReason::InitializationTimeout);
+    let none = json!({});
+    let daemon = json!({"metadata": {"ownerReferences":
+        [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]}});
+    let held =
+        json!({"annotations": {(labels::PLANNED_PODS): "[\"n/b\"]", (labels::HOLD_UNTIL): "2026-01-01T01:00:00Z"}});
+    let protected = json!({"metadata": {"annotations": {(labels::DO_NOT_DISRUPT): "true"}}});
+    let standalone = json!({"labels": null});
+    for (case, meta, node, pod, now, expected) in [
+        ("too early", &none, &none, None, over - Duration::from_millis(1), &report),
+        ("empty", &none, &none, None, over, &abandon),
+        ("a DaemonSet's pod", &none, &none, Some(&daemon), over, &abandon),
+        ("a pod runs there", &none, &none, Some(&none), over, &report),
+        ("a pod is planned there", &held, &none, None, over, &report),
+        ("protected", &none, &protected, None, over, &report),
+        ("of no NodePool", &standalone, &none, None, over, &report),
+        ("initialized", &none, &json!({"spec": {"taints": null}}), None, over, &Step::Initialize),
+    ] {
+        assert_eq!(&step(meta, node, pod, now), expected, "{case}");
+    }
+}
+
+#[test]
 fn the_backoff_doubles_up_to_its_limit_and_a_poll_resets_it() {
     let mut state = ClusterState::default();
     state.apply_claim(deleted(&json!({})));

@@ -2,6 +2,7 @@
 //! what it made of their newest pod (a webhook, or a resize): the larger of both counts.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec};
@@ -13,9 +14,8 @@ use crate::model::limit_range::DefaultRequests;
 use crate::model::pod_class::PodClass;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
+use crate::planner::input::intern::Interner;
 use crate::planner::input::pod::{Daemon, PodEntry};
-use crate::state::pods::PodRecord;
-use crate::state::tables::ClusterState;
 
 /// A DaemonSet, which counts as overhead of nodes.
 #[derive(Clone, Debug)]
@@ -79,79 +79,108 @@ fn reduced(set: &DaemonSet) -> DaemonSet {
     DaemonSet { metadata: ObjectMeta { name, namespace, uid, ..ObjectMeta::default() }, spec, status: None }
 }
 
-impl ClusterState {
-    /// Applies a DaemonSet. Its status, which changes with each of its pods, is no change of it.
-    pub fn apply_daemon_set(&mut self, set: &DaemonSet) {
+/// DaemonSets by `namespace/name`, and what completes their templates. Invalid DaemonSets are left out.
+#[derive(Debug, Default)]
+pub struct DaemonSets {
+    records: BTreeMap<String, DaemonRecord>,
+    /// Default requests by LimitRange, `namespace/name`.
+    limit_ranges: BTreeMap<String, DefaultRequests>,
+    /// Changes of the records so far.
+    revision: u64,
+}
+
+impl Deref for DaemonSets {
+    type Target = BTreeMap<String, DaemonRecord>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.records
+    }
+}
+
+impl DaemonSets {
+    /// Changes of the DaemonSets so far, and of what their pods request.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Applies a DaemonSet. Its status, which changes with each of its pods, is no change of it. `pods_of` returns the pods whose controller has a
+    /// UID.
+    pub fn apply<'p, P: Iterator<Item = &'p PodEntry>>(
+        &mut self,
+        interner: &mut Interner,
+        set: &DaemonSet,
+        pods_of: impl FnOnce(&str) -> P,
+    ) {
         let key = format!("{}/{}", set.namespace().unwrap_or_default(), set.name_any());
         let set = reduced(set);
-        if self.daemons.get(&key).is_none_or(|known| *known.set != set) {
-            self.read_daemon_set(&key, Arc::new(set));
+        if self.records.get(&key).is_some_and(|known| *known.set == set) {
+            return;
+        }
+        // The pods of an earlier template tell nothing about this one, but after a start it is not known which they are of.
+        let is_first = !self.records.contains_key(&key);
+        self.read(interner, &key, Arc::new(set));
+        if let Some(record) = self.records.get_mut(&key).filter(|_| is_first) {
+            let uid = Arc::clone(&record.uid);
+            let newest = pods_of(&uid).filter(|pod| record.owns(pod)).max_by_key(|pod| (pod.created_at, &pod.key));
+            if let Some(newest) = newest {
+                record.observe(newest);
+            }
         }
     }
 
     /// Parses a DaemonSet with the defaults of its namespace.
-    fn read_daemon_set(&mut self, key: &str, set: Arc<DaemonSet>) {
+    fn read(&mut self, interner: &mut Interner, key: &str, set: Arc<DaemonSet>) {
         let defaults = self.default_requests(set.metadata.namespace.as_deref().unwrap_or_default());
         let mut completed = DaemonSet::clone(&set);
         if let Some(spec) = completed.spec.as_mut().and_then(|spec| spec.template.spec.as_mut()) {
             defaults.apply_to(spec);
         }
-        let daemon = match self.interner.intern_daemon(&completed) {
+        let daemon = match interner.intern_daemon(&completed) {
             Ok(daemon) => daemon,
             Err(error) => {
                 tracing::warn!(daemon_set = key, %error, "invalid daemon set not counted as overhead");
-                self.delete_daemon_set(key);
+                self.delete(key);
                 return;
             }
         };
         let uid: Arc<str> = Arc::from(set.metadata.uid.as_deref().unwrap_or_default());
-        let known = self.daemons.get(key);
-        let same_template = known.is_some_and(|known| known.uid == uid && known.set.spec == set.spec);
-        let before = known.map(|known| (Arc::clone(&known.uid), Arc::clone(&known.daemon.class)));
-        let newest = known.filter(|_| same_template).and_then(|known| known.newest.clone());
+        let known = self.records.get(key).filter(|known| known.uid == uid);
+        let newest = known.filter(|known| known.set.spec == set.spec).and_then(|known| known.newest.clone());
+        let before = known.map(|known| Arc::clone(&known.daemon.class));
         let template = Arc::clone(&daemon.class);
-        let mut record = DaemonRecord { uid: Arc::clone(&uid), daemon, set, template, newest };
-        // The pods of an earlier template tell nothing about this one, but after a start it is not known which they are of.
-        if before.is_none() {
-            let pods = self.pods_of(&uid).filter(|pod| pod.active()).filter_map(|pod| pod.entry.as_ref().ok());
-            let newest = pods.filter(|pod| record.owns(pod)).max_by_key(|pod| (pod.created_at, &pod.key)).cloned();
-            if let Some(newest) = newest {
-                record.observe(&newest);
-            }
-        }
+        let mut record = DaemonRecord { uid, daemon, set, template, newest };
         record.update();
-        self.daemon_revision += u64::from(before != Some((uid, Arc::clone(&record.daemon.class))));
-        self.daemons.insert(key.to_owned(), record);
+        self.revision += u64::from(before.as_ref() != Some(&record.daemon.class));
+        self.records.insert(key.to_owned(), record);
     }
 
     /// Removes the DaemonSet `namespace/name`.
-    pub fn delete_daemon_set(&mut self, key: &str) {
-        self.daemon_revision += u64::from(self.daemons.remove(key).is_some());
+    pub fn delete(&mut self, key: &str) {
+        self.revision += u64::from(self.records.remove(key).is_some());
     }
 
     /// Considers a pod of a DaemonSet that is new, or whose requests changed.
-    pub(super) fn observe_daemon_pod(&mut self, pod: &PodRecord) {
-        let Some(entry) = pod.entry.as_ref().ok().filter(|_| pod.active() && pod.deleted_at.is_none()) else { return };
-        if let Some(record) = self.daemons.values_mut().find(|record| record.owns(entry)) {
-            self.daemon_revision += u64::from(record.observe(entry));
+    pub fn observe(&mut self, pod: &PodEntry) {
+        if let Some(record) = self.records.values_mut().find(|record| record.owns(pod)) {
+            self.revision += u64::from(record.observe(pod));
         }
     }
 
     /// Applies a LimitRange.
-    pub fn apply_limit_range(&mut self, limit_range: &LimitRange) {
+    pub fn apply_limit_range(&mut self, interner: &mut Interner, limit_range: &LimitRange) {
         let namespace = limit_range.namespace().unwrap_or_default();
         let key = format!("{namespace}/{}", limit_range.name_any());
         let defaults = DefaultRequests::of(limit_range);
         if self.limit_ranges.get(&key) != Some(&defaults) {
             self.limit_ranges.insert(key, defaults);
-            self.read_daemon_sets_of(&namespace);
+            self.read_all_of(interner, &namespace);
         }
     }
 
     /// Removes the LimitRange `namespace/name`.
-    pub fn delete_limit_range(&mut self, key: &str) {
+    pub fn delete_limit_range(&mut self, interner: &mut Interner, key: &str) {
         if self.limit_ranges.remove(key).is_some() {
-            self.read_daemon_sets_of(key.split_once('/').map_or("", |(namespace, _)| namespace));
+            self.read_all_of(interner, key.split_once('/').map_or("", |(namespace, _)| namespace));
         }
     }
 
@@ -160,16 +189,12 @@ impl ClusterState {
         self.limit_ranges.keys().cloned().collect()
     }
 
-    fn read_daemon_sets_of(&mut self, namespace: &str) {
+    fn read_all_of(&mut self, interner: &mut Interner, namespace: &str) {
         let own = |record: &&DaemonRecord| record.set.metadata.namespace.as_deref().unwrap_or_default() == namespace;
-        let sets: BTreeMap<String, Arc<DaemonSet>> = self
-            .daemons
-            .iter()
-            .filter(|(_, record)| own(record))
-            .map(|(key, record)| (key.clone(), Arc::clone(&record.set)))
-            .collect();
+        let records = self.records.iter().filter(|(_, record)| own(record));
+        let sets: Vec<_> = records.map(|(key, record)| (key.clone(), Arc::clone(&record.set))).collect();
         for (key, set) in sets {
-            self.read_daemon_set(&key, set);
+            self.read(interner, &key, set);
         }
     }
 
@@ -188,6 +213,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::state::tables::ClusterState;
     use crate::test_support::objects;
 
     fn set(requests: &Value) -> DaemonSet {
@@ -216,9 +242,9 @@ mod tests {
 
     /// Millicores that one of its pods counts for, and whether the nodes are evaluated again.
     fn counted(state: &mut ClusterState, change: impl FnOnce(&mut ClusterState)) -> (i64, bool) {
-        let before = state.daemon_revision;
+        let before = state.daemons.revision();
         change(state);
-        (state.daemons["n/d"].daemon.class.requests.cpu.0, state.daemon_revision != before)
+        (state.daemons["n/d"].daemon.class.requests.cpu.0, state.daemons.revision() != before)
     }
 
     #[test]
