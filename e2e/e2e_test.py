@@ -372,7 +372,10 @@ class TestOff:
         assert took < 1
         service.wait(lambda: mirror.all_bound(20, space), 120, "all pods bound after the stop")
         assert mirror.record.claims_created > created
+        # That a pod has no node is logged for each pod at level debug.
+        service.plane.apply(workloads.namespace("huge"), workloads.workload("huge", "huge", 1, 4_000_000, 512))
         service.poll(details, 30, "a message of level debug", service.stowage.tail)
+        service.api.delete("Deployment", "huge", "huge")
         service.api.delete("ConfigMap", name, harness.NAMESPACE)
         service.poll(lambda: changes() == ["debug", "info"], 10, "the level of the setting", service.stowage.tail)
 

@@ -69,6 +69,8 @@ pub struct PodRecord {
     pub first_seen: UnixMillis,
     /// When this process first observed it as unschedulable.
     pub first_unschedulable: Option<UnixMillis>,
+    /// This process observed it without a node: a scheduler bound it. Others are created for a node.
+    pub was_unbound: bool,
     /// `spec.schedulerName`; `None` is [`DEFAULT_SCHEDULER`].
     pub scheduler: Option<Box<str>>,
 }
@@ -151,6 +153,7 @@ impl PodRecord {
             tolerates: tolerations().next().is_some(),
             first_seen: UnixMillis::default(),
             first_unschedulable: None,
+            was_unbound: node.is_none(),
             scheduler: spec
                 .and_then(|spec| spec.scheduler_name.as_deref())
                 .filter(|name| !name.is_empty() && *name != DEFAULT_SCHEDULER)

@@ -138,6 +138,7 @@ impl ClusterState {
         if matches!(record.scheduling, Scheduling::Unschedulable { .. }) {
             record.first_unschedulable = old.and_then(|old| old.first_unschedulable).or(Some(now));
         }
+        record.was_unbound |= old.is_some_and(|old| old.was_unbound);
         let was_gated =
             |old: &&PodRecord| old.scheduling == Scheduling::Gated && record.scheduling != Scheduling::Gated;
         record.first_seen = old.filter(|old| !was_gated(old)).map_or(now, |old| old.first_seen);

@@ -322,6 +322,10 @@ impl PurchaseBackoff {
     fn fail(&mut self, state: &ClusterState, pod: &str, claim: &str, now: UnixMillis) {
         let Some(record) = state.pods.get(pod) else { return };
         let Some(purchase) = self.purchases.get_mut(claim).filter(|purchase| purchase.launched) else { return };
+        let obstacle = obstacle(state, claim, record);
+        if obstacle.is_of_use {
+            return;
+        }
         let supply = supply_of(state);
         let mut retry_at = now;
         if let Some(workload) = Workload::of(record) {
@@ -336,7 +340,6 @@ impl PurchaseBackoff {
         let failures = self.pods.entry(pod.to_owned()).or_default();
         failures.add(purchase.at, supply_for(supply, record), self.pass, now);
         let node = state.claims.get(claim).and_then(|claim| state.node_of(claim)).map(|node| node.name_any());
-        let obstacle = obstacle(state, claim, record);
         let reason = match &record.scheduling {
             _ if !obstacle.text.is_empty() => obstacle.text.clone(),
             Scheduling::Unschedulable { message, .. } => format!("kube-scheduler: {message}"),

@@ -33,9 +33,11 @@ const EXTRA_LASTS: Duration = Duration::from_hours(1);
 pub struct Obstacle {
     /// For a person; empty when the objects show nothing.
     pub text: String,
-    /// Requests that the node has to have room for beyond the plan: what it lacks of its promised resources, and pods on it that are neither
-    /// planned there nor of a DaemonSet.
+    /// Requests that the node has to have room for beyond the plan: what it lacks of its promised resources, and pods on it that were created for
+    /// it and are of no DaemonSet.
     pub extra: Resources,
+    /// Only pods that a scheduler bound there are in its way. They needed a node, too: the purchase was not in vain.
+    pub is_of_use: bool,
     /// Taints of the node that neither its NodeClaim has nor the pod tolerates.
     pub taints: Vec<Taint>,
 }
@@ -60,16 +62,23 @@ pub fn obstacle(state: &ClusterState, claim: &str, pod: &PodRecord) -> Obstacle 
     let is_reported = allocatable.cpu.0 > 0 && allocatable.memory.0 > 0;
     let mut extra = Resources::default();
     let mut room = allocatable.clone();
-    let mut strangers = Vec::new();
+    let (mut strangers, mut of_scheduler) = (Vec::new(), Resources::default());
     let planned = state.planned.get(claim).map(|plan| plan.pods.as_slice()).unwrap_or_default();
     for other in state.pods_on(&node.name_any()).filter(|other| other.active()) {
         let Ok(entry) = &other.entry else { continue };
         room.sub(&entry.class.requests);
-        if !other.daemon && !planned.iter().any(|key| **key == *entry.key) {
-            extra.add(&entry.class.requests);
-            strangers.push(&*entry.key);
+        if other.daemon || planned.iter().any(|key| **key == *entry.key) {
+            continue;
         }
+        strangers.push(&*entry.key);
+        if other.was_unbound { &mut of_scheduler } else { &mut extra }.add(&entry.class.requests);
     }
+    let fits = |room: &Resources| class.requests.fits(room);
+    let is_of_use = is_reported && taints.is_empty() && !fits(&room) && {
+        let mut without = room.clone();
+        without.add(&of_scheduler);
+        fits(&without)
+    };
     let lacking: Vec<String> = class
         .requests
         .iter()
@@ -100,7 +109,7 @@ pub fn obstacle(state: &ClusterState, claim: &str, pod: &PodRecord) -> Obstacle 
     if lacking.is_empty() {
         extra = Resources::default();
     }
-    Obstacle { text, extra, taints }
+    Obstacle { text, extra, is_of_use, taints }
 }
 
 fn has_taint(claim: &NodeClaim, taint: &Taint) -> bool {
@@ -223,6 +232,31 @@ mod tests {
         ] {
             assert_eq!(found(claim, node, running).text, text, "{claim} {node} {running:?}");
         }
+    }
+
+    #[test]
+    fn a_node_that_takes_other_pods_that_needed_one_is_of_use() {
+        let mut state = ClusterState::default();
+        let status = objects::launched("i", &["Launched", "Registered", "Initialized"]);
+        state.apply_claim(objects::claim("c", &json!({"status": status})));
+        let node = json!({"spec": {"providerID": "aws:///z/i"}, "status": {"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "9"}}});
+        state.apply_node(objects::node("x", &node));
+        let put = |state: &mut ClusterState, name: &str, cpu: &str, node: Option<&str>| {
+            let containers = json!([{"name": "c", "resources": {"requests": {"cpu": cpu}}}]);
+            let spec = json!({"containers": containers, "nodeName": node});
+            state.apply_pod(&objects::pod(name, &json!({"spec": spec})), UnixMillis(1));
+        };
+        let found = |state: &ClusterState| {
+            let found = obstacle(state, "c", &state.pods["n/a"]);
+            (found.is_of_use, found.extra.cpu.0)
+        };
+        put(&mut state, "a", "1500m", None);
+        assert_eq!(found(&state), (false, 0), "the pod fits");
+        put(&mut state, "other", "1", None);
+        put(&mut state, "other", "1", Some("x"));
+        assert_eq!(found(&state), (true, 0), "a scheduler bound it");
+        put(&mut state, "intruder", "1", Some("x"));
+        assert_eq!(found(&state), (false, 1_000), "without the other pod it fits no better");
     }
 
     #[test]

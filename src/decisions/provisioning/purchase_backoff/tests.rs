@@ -21,6 +21,8 @@ enum Cause {
     None,
     /// A pod that no plan expects is bound first: a DaemonSet that is larger than its template, or a pod that a webhook enlarged.
     Filled,
+    /// Pods that a scheduler binds take the room.
+    Used,
     /// The hold ends after its time: a scheduler plugin that refuses, a taint of another controller, a limit of a CSI driver.
     Refused,
     /// They have a taint that their NodePool does not have.
@@ -144,6 +146,10 @@ impl World {
                 self.put_pod(pod.strip_prefix("n/").unwrap(), &owner, Some(&claim));
             }
             Cause::Filled => self.put_pod(&format!("filler-{claim}"), "", Some(&claim)),
+            Cause::Used => {
+                self.put_pod(&format!("used-{claim}"), "", None);
+                self.put_pod(&format!("used-{claim}"), "", Some(&claim));
+            }
             _ => {}
         }
     }
@@ -231,6 +237,16 @@ fn an_accident_of_one_node_does_not_hold_up_a_workload_whose_pods_are_bound() {
     for name in ["n/b", "n/c", "n/d"] {
         assert_eq!(world.bought_for(name), [31, 51], "{name}");
     }
+}
+
+/// Without a scheduler that follows the plan, pods take each other's nodes: each such node serves a pod that needed one.
+#[test]
+fn a_node_that_other_pods_use_is_not_in_vain() {
+    let mut world = World::new();
+    world.pod("a", "replica-set", Cause::Used);
+    world.run(150);
+    assert_eq!(world.bought_for("n/a"), [1, 21, 41, 61, 81, 101, 121, 141]);
+    assert!(world.backoff.take_reports().is_empty());
 }
 
 #[test]
