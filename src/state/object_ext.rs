@@ -83,6 +83,9 @@ pub trait NodeClaimExt {
     /// A condition of the status.
     fn condition(&self, kind: &str) -> Option<&Condition>;
 
+    /// The last part of the provider id: the id of the instance.
+    fn instance_id(&self) -> Option<&str>;
+
     /// Whether a condition of the status is True.
     fn has_condition(&self, kind: &str) -> bool;
 
@@ -103,6 +106,10 @@ impl NodeClaimExt for NodeClaim {
 
     fn condition(&self, kind: &str) -> Option<&Condition> {
         conditions::get(&self.status.as_ref()?.conditions, kind)
+    }
+
+    fn instance_id(&self) -> Option<&str> {
+        self.provider_id()?.rsplit('/').next()
     }
 
     fn has_condition(&self, kind: &str) -> bool {

@@ -52,7 +52,7 @@ pub async fn drain(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Drai
         (DrainPass::new(&state, claim, &name, now), drain_report(&state, claim, &name, now), pods)
     };
     if ctx.drains_logged.insert(claim.uid().unwrap_or_default()) {
-        let (node_pool, instance) = (claim.node_pool(), claim.provider_id());
+        let (node_pool, instance) = (claim.node_pool(), claim.instance_id());
         let instance_type = claim.labels().get(labels::INSTANCE_TYPE);
         tracing::info!(
             claim = claim.name_any(),

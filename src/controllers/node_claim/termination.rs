@@ -56,7 +56,7 @@ pub async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) ->
     let uid = claim.uid().unwrap_or_default();
     ctx.confirmed_drains.remove(&uid);
     ctx.drains_logged.remove(&uid);
-    let (node_pool, instance) = (claim.node_pool(), claim.provider_id());
+    let (node_pool, instance) = (claim.node_pool(), claim.instance_id());
     let (node, instance_type) = (node.map(Node::name_any), claim.labels().get(labels::INSTANCE_TYPE));
     tracing::info!(claim = claim.name_any(), node, node_pool, instance, instance_type, "terminated");
     Ok(Requeue::After(POLL_PERIOD))

@@ -22,7 +22,6 @@ use crate::decisions::provisioning::quarantine::Cause;
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::decisions::provisioning::unschedulable::UnschedulablePods;
 use crate::planner::columns::table::ColumnCache;
-use crate::planner::input::pod::PodEntry;
 use crate::planner::output::plan::Plan;
 use crate::planner::plan;
 use crate::state::instance_types::ReadyPool;
@@ -85,7 +84,7 @@ async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue, unschedulable: &mut
     queue.planned_with(&ctx.cluster.read(), &pools);
     let mut snapshot = take_snapshot(ctx, &pools);
     report_panicked(ctx, &snapshot);
-    let has_suspects = !leave_only(ctx, &mut snapshot, Suspects::LeftOut).is_empty();
+    let has_suspects = leave_only(ctx, &mut snapshot, Suspects::LeftOut);
     let others = !has_suspects || !snapshot.problem.pods.is_empty();
     if others {
         let plan = provision_snapshot(ctx, &pools, queue, &mut unschedulable.others, planner, Arc::new(snapshot)).await;
@@ -115,14 +114,12 @@ enum Suspects {
     Only,
 }
 
-/// Restricts the pods of a snapshot. Returns the others.
-fn leave_only(ctx: &Context, snapshot: &mut Snapshot, keep: Suspects) -> Vec<PodEntry> {
+/// Restricts the pods of a snapshot. Returns whether there were others.
+fn leave_only(ctx: &Context, snapshot: &mut Snapshot, keep: Suspects) -> bool {
     let (state, backoff) = (ctx.cluster.read(), lock(&ctx.purchase_backoff));
-    let pods = std::mem::take(&mut snapshot.problem.pods);
-    let kept = |pod: &PodEntry| backoff.is_suspect(&state, &pod.key) == (keep == Suspects::Only);
-    let (kept, others) = pods.into_iter().partition(kept);
-    snapshot.problem.pods = kept;
-    others
+    let all = snapshot.problem.pods.len();
+    snapshot.problem.pods.retain(|pod| backoff.is_suspect(&state, &pod.key) == (keep == Suspects::Only));
+    snapshot.problem.pods.len() < all
 }
 
 /// Plans the pods of a snapshot, and writes the plan. Pods that make the planner panic, or the API server reject a NodeClaim, are left out for

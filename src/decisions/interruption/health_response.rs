@@ -27,7 +27,7 @@ pub enum HealthAction {
 /// The claims of unhealthy instances. The cloud reports instances of other clusters, too.
 pub fn with_claims(state: &ClusterState, found: &[Unhealthy]) -> Vec<(Arc<NodeClaim>, Unhealthy)> {
     let claims = state.claims.values().filter_map(|claim| {
-        let id = claim.provider_id()?.rsplit('/').next()?;
+        let id = claim.instance_id()?;
         let unhealthy = found.iter().find(|unhealthy| unhealthy.instance_id == id)?;
         Some((Arc::clone(claim), unhealthy.clone()))
     });

@@ -30,6 +30,8 @@ const WORKLOAD_WAITS: [Duration; 3] = [Duration::ZERO, Duration::from_mins(1), D
 /// At most this many nodes are purchased in vain for a pod in [`WINDOW`], whatever changes meanwhile.
 const MAX_IN_WINDOW: usize = 3;
 const WINDOW: Duration = Duration::from_mins(10);
+/// At most this many nodes in [`WINDOW`] that other pods needed as much do not count as purchased in vain for a pod.
+const MAX_USES_IN_WINDOW: usize = 10;
 /// What happened to a pod that is gone, or to a workload, is forgotten after this time. A StatefulSet creates the pod again.
 const MEMORY: Duration = Duration::from_hours(1);
 /// While a pod of a workload was bound to a node purchased for it within this time, a node that does not take another one is an accident, such
@@ -157,6 +159,8 @@ pub struct PurchaseBackoff {
     expected: HashMap<String, String>,
     pods: HashMap<String, Failures>,
     workloads: HashMap<Workload, Failures>,
+    /// When nodes were purchased for a pod that other pods needed as much, by pod, within [`WINDOW`].
+    uses: HashMap<String, Vec<UnixMillis>>,
     /// By NodePool.
     seen: BTreeMap<String, Seen>,
     /// Pods of the demand that are left out of plans.
@@ -324,7 +328,12 @@ impl PurchaseBackoff {
         let Some(purchase) = self.purchases.get_mut(claim).filter(|purchase| purchase.launched) else { return };
         let obstacle = obstacle(state, claim, record);
         if obstacle.is_of_use {
-            return;
+            let uses = self.uses.entry(pod.to_owned()).or_default();
+            uses.retain(|at| !at.is_older_than(WINDOW, now));
+            if uses.len() < MAX_USES_IN_WINDOW {
+                uses.push(purchase.at);
+                return;
+            }
         }
         let supply = supply_of(state);
         let mut retry_at = now;
@@ -377,6 +386,7 @@ impl PurchaseBackoff {
             gone += 1;
             gone <= MAX_GONE && !is_old(failures)
         });
+        self.uses.retain(|pod, _| state.pods.get(pod).is_some_and(|record| record.node.is_none()));
         self.workloads.retain(|_, failures| {
             let works = failures.bound_at.is_some_and(|at| !at.is_older_than(WORKS, now));
             works || (failures.total > 0 && !is_old(failures))

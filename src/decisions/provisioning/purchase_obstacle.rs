@@ -15,7 +15,7 @@ use crate::model::time::UnixMillis;
 use crate::planner::input::pod::Daemon;
 use crate::planner::input::problem::Problem;
 use crate::state::node_state::is_ephemeral;
-use crate::state::object_ext::{NodeClaimExt, NodeExt};
+use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
 
@@ -34,9 +34,9 @@ pub struct Obstacle {
     /// For a person; empty when the objects show nothing.
     pub text: String,
     /// Requests that the node has to have room for beyond the plan: what it lacks of its promised resources, and pods on it that were created for
-    /// it and are of no DaemonSet.
+    /// it and are of no DaemonSet; at most what the node has.
     pub extra: Resources,
-    /// Only pods that a scheduler bound there are in its way. They needed a node, too: the purchase was not in vain.
+    /// Only pods are in its way that are older than the node and that a scheduler bound there. They needed a node, too: the purchase was not in vain.
     pub is_of_use: bool,
     /// Taints of the node that neither its NodeClaim has nor the pod tolerates.
     pub taints: Vec<Taint>,
@@ -71,7 +71,9 @@ pub fn obstacle(state: &ClusterState, claim: &str, pod: &PodRecord) -> Obstacle 
             continue;
         }
         strangers.push(&*entry.key);
-        if other.was_unbound { &mut of_scheduler } else { &mut extra }.add(&entry.class.requests);
+        // A pod that is made for a node comes after it, whoever binds it.
+        let needed_a_node = other.was_unbound && entry.created_at < node.created_at();
+        if needed_a_node { &mut of_scheduler } else { &mut extra }.add(&entry.class.requests);
     }
     let fits = |room: &Resources| class.requests.fits(room);
     let is_of_use = is_reported && taints.is_empty() && !fits(&room) && {
@@ -108,6 +110,10 @@ pub fn obstacle(state: &ClusterState, claim: &str, pod: &PodRecord) -> Obstacle 
     };
     if lacking.is_empty() {
         extra = Resources::default();
+    }
+    // A tenant may bind any pod to the node.
+    for (resource, most) in allocatable.iter() {
+        extra.set(resource, extra.get(resource).min(most));
     }
     Obstacle { text, extra, is_of_use, taints }
 }
@@ -239,13 +245,17 @@ mod tests {
         let mut state = ClusterState::default();
         let status = objects::launched("i", &["Launched", "Registered", "Initialized"]);
         state.apply_claim(objects::claim("c", &json!({"status": status})));
-        let node = json!({"spec": {"providerID": "aws:///z/i"}, "status": {"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "9"}}});
+        let (before, at) = ("2026-01-01T00:00:09Z", "2026-01-01T00:00:10Z");
+        let node = json!({"metadata": {"creationTimestamp": at}, "spec": {"providerID": "aws:///z/i"},
+            "status": {"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "9"}}});
         state.apply_node(objects::node("x", &node));
-        let put = |state: &mut ClusterState, name: &str, cpu: &str, node: Option<&str>| {
+        let put_at = |state: &mut ClusterState, name: &str, cpu: &str, node: Option<&str>, created: &str| {
             let containers = json!([{"name": "c", "resources": {"requests": {"cpu": cpu}}}]);
             let spec = json!({"containers": containers, "nodeName": node});
-            state.apply_pod(&objects::pod(name, &json!({"spec": spec})), UnixMillis(1));
+            let pod = objects::pod(name, &json!({"metadata": {"creationTimestamp": created}, "spec": spec}));
+            state.apply_pod(&pod, UnixMillis(1));
         };
+        let put = |state: &mut ClusterState, name: &str, cpu: &str, node| put_at(state, name, cpu, node, before);
         let found = |state: &ClusterState| {
             let found = obstacle(state, "c", &state.pods["n/a"]);
             (found.is_of_use, found.extra.cpu.0)
@@ -257,6 +267,14 @@ mod tests {
         assert_eq!(found(&state), (true, 0), "a scheduler bound it");
         put(&mut state, "intruder", "1", Some("x"));
         assert_eq!(found(&state), (false, 1_000), "without the other pod it fits no better");
+        for name in ["intruder", "other"] {
+            state.delete_pod(&format!("n/{name}"), UnixMillis(2));
+        }
+        put_at(&mut state, "pinned", "1", None, at);
+        put_at(&mut state, "pinned", "1", Some("x"), at);
+        assert_eq!(found(&state), (false, 1_000), "it may have been made for the node");
+        put(&mut state, "huge", "100", Some("x"));
+        assert_eq!(found(&state), (false, 2_000), "no more than the node has");
     }
 
     #[test]

@@ -35,6 +35,14 @@ fn open_world() -> World {
     world
 }
 
+/// The number of pods that are left out of plans, by cause.
+fn left_out(ctx: &Context, queue: &mut PodQueue) -> [usize; 3] {
+    let (state, now) = (ctx.cluster.read(), clock::now());
+    let (mut quarantine, mut backoff) = (lock(&ctx.quarantine), lock(&ctx.purchase_backoff));
+    queue.observe(&state, &ctx.derived.holds(&state, now), &mut quarantine, &mut backoff, now);
+    Cause::ALL.map(|cause| queue.quarantined(cause))
+}
+
 /// The pods that NodeClaims are planned for, and the pods that are left out of plans.
 async fn provisioned(world: &World, planner: Planner, passes: usize) -> (BTreeSet<String>, [usize; 3], Arc<Context>) {
     let ctx = world.api.context(Arc::clone(&world.cloud) as Arc<dyn Cloud>, PlacementMode::Nominate);
@@ -45,18 +53,11 @@ async fn provisioned(world: &World, planner: Planner, passes: usize) -> (BTreeSe
     for _ in 0..500 {
         tokio::task::yield_now().await;
     }
-    let now = clock::now();
+    let left_out = left_out(&ctx, &mut queue);
     let state = ctx.cluster.read();
     let planned = state.claims.values().flat_map(|claim| PlanRecord::of(claim).pods).collect();
-    queue.observe(
-        &state,
-        &ctx.derived.holds(&state, now),
-        &mut lock(&ctx.quarantine),
-        &mut lock(&ctx.purchase_backoff),
-        now,
-    );
     drop(state);
-    (planned, Cause::ALL.map(|cause| queue.quarantined(cause)), ctx)
+    (planned, left_out, ctx)
 }
 
 fn keys(keys: &[&str]) -> BTreeSet<String> {
@@ -340,16 +341,8 @@ async fn daemon_sets_that_the_planner_panics_over_are_left_out_and_nothing_else_
             tokio::task::yield_now().await;
         }
         assert_eq!(lock(&ctx.supply_quarantine).counts(clock::now()), expected);
-        let now = clock::now();
+        assert_eq!(left_out(&ctx, &mut queue), [0, 0, 0]);
         let state = ctx.cluster.read();
-        queue.observe(
-            &state,
-            &ctx.derived.holds(&state, now),
-            &mut lock(&ctx.quarantine),
-            &mut lock(&ctx.purchase_backoff),
-            now,
-        );
-        assert_eq!(Cause::ALL.map(|cause| queue.quarantined(cause)), [0, 0, 0]);
         let planned: BTreeSet<String> = state.claims.values().flat_map(|claim| PlanRecord::of(claim).pods).collect();
         assert_eq!(planned, keys(&["a/web", "b/web"]));
         drop(state);

@@ -21,8 +21,10 @@ enum Cause {
     None,
     /// A pod that no plan expects is bound first: a DaemonSet that is larger than its template, or a pod that a webhook enlarged.
     Filled,
-    /// Pods that a scheduler binds take the room.
+    /// Pods that needed a node, too, take the room: a scheduler binds them.
     Used,
+    /// Something makes a pod for each node, for a scheduler to bind.
+    Pinned,
     /// The hold ends after its time: a scheduler plugin that refuses, a taint of another controller, a limit of a CSI driver.
     Refused,
     /// They have a taint that their NodePool does not have.
@@ -33,8 +35,8 @@ enum Cause {
     Interrupted,
 }
 
-const FAILING: [Cause; 5] =
-    [Cause::Filled, Cause::Refused, Cause::Tainted, Cause::NeverInitialized, Cause::Interrupted];
+const FAILING: [Cause; 6] =
+    [Cause::Filled, Cause::Pinned, Cause::Refused, Cause::Tainted, Cause::NeverInitialized, Cause::Interrupted];
 
 const FILLED: &str = "it lacks cpu, pods that were not planned there are n/filler-claim-0";
 
@@ -55,13 +57,15 @@ struct World {
     now: UnixMillis,
     /// CPU that the pods of [`Cause::Filled`] request.
     filler: &'static str,
+    /// Creation of the pods that are put.
+    created: UnixMillis,
 }
 
 impl World {
     fn new() -> Self {
         let (state, backoff) = (ClusterState::default(), PurchaseBackoff::default());
         let (causes, purchases) = (BTreeMap::new(), BTreeMap::new());
-        Self { state, backoff, causes, nodes: Vec::new(), purchases, now: START, filler: "1500m" }
+        Self { state, backoff, causes, nodes: Vec::new(), purchases, now: START, filler: "1500m", created: START }
     }
 
     fn pod(&mut self, name: &str, owner: &str, cause: Cause) {
@@ -78,7 +82,8 @@ impl World {
             json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"});
         let conditions = if node.is_none() { json!([condition]) } else { json!([]) };
         let containers = json!([{"name": "c", "resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}}]);
-        let patch = json!({"metadata": {"ownerReferences": owners}, "spec": {"nodeName": node, "containers": containers},
+        let meta = json!({"ownerReferences": owners, "creationTimestamp": self.created.rfc3339()});
+        let patch = json!({"metadata": meta, "spec": {"nodeName": node, "containers": containers},
             "status": {"conditions": conditions}});
         self.state.apply_pod(&objects::pod(name, &patch), self.now);
     }
@@ -129,7 +134,8 @@ impl World {
         let foreign = json!([{"key": "of-another", "effect": "NoSchedule"}]);
         let taints = if cause == Cause::Tainted { foreign } else { json!([]) };
         let spec = json!({"providerID": format!("aws:///z/{claim}"), "taints": taints});
-        let node = json!({"spec": spec, "status": {"allocatable": allocatable}});
+        let meta = json!({"creationTimestamp": self.now.rfc3339()});
+        let node = json!({"metadata": meta, "spec": spec, "status": {"allocatable": allocatable}});
         self.state.apply_node(objects::node(&claim, &node));
         if cause == Cause::NeverInitialized {
             return;
@@ -146,9 +152,10 @@ impl World {
                 self.put_pod(pod.strip_prefix("n/").unwrap(), &owner, Some(&claim));
             }
             Cause::Filled => self.put_pod(&format!("filler-{claim}"), "", Some(&claim)),
-            Cause::Used => {
-                self.put_pod(&format!("used-{claim}"), "", None);
-                self.put_pod(&format!("used-{claim}"), "", Some(&claim));
+            Cause::Used | Cause::Pinned => {
+                self.created = if cause == Cause::Used { START } else { self.now };
+                self.put_pod(&format!("other-{claim}"), "", None);
+                self.put_pod(&format!("other-{claim}"), "", Some(&claim));
             }
             _ => {}
         }
@@ -239,14 +246,17 @@ fn an_accident_of_one_node_does_not_hold_up_a_workload_whose_pods_are_bound() {
     }
 }
 
-/// Without a scheduler that follows the plan, pods take each other's nodes: each such node serves a pod that needed one.
+/// Without a scheduler that follows the plan, pods take each other's nodes: each such node serves a pod that needed one. That has a bound, too.
 #[test]
-fn a_node_that_other_pods_use_is_not_in_vain() {
+fn a_node_that_other_pods_need_as_much_is_not_in_vain_up_to_a_bound() {
     let mut world = World::new();
     world.pod("a", "replica-set", Cause::Used);
     world.run(150);
     assert_eq!(world.bought_for("n/a"), [1, 21, 41, 61, 81, 101, 121, 141]);
     assert!(world.backoff.take_reports().is_empty());
+    world.run(450);
+    assert!(world.bought_for("n/a").len() <= MAX_USES_IN_WINDOW + MAX_IN_WINDOW, "{:?}", world.bought_for("n/a"));
+    assert!(!world.backoff.take_reports().is_empty());
 }
 
 #[test]
