@@ -84,7 +84,7 @@ impl Resources {
             .map(|(name, value)| {
                 let text = match name {
                     "cpu" => Millicores(value).to_string(),
-                    "memory" | "ephemeral-storage" => Bytes(value).to_string(),
+                    _ if is_in_bytes(name) => Bytes(value).to_string(),
                     _ => value.to_string(),
                 };
                 (name.to_owned(), Quantity(text))
@@ -204,6 +204,11 @@ impl Resources {
     }
 }
 
+/// Whether an amount of a resource is a number of bytes.
+pub fn is_in_bytes(name: &str) -> bool {
+    matches!(name, "memory" | "ephemeral-storage") || name.starts_with("hugepages-")
+}
+
 impl fmt::Display for Resources {
     /// Human-readable form without pod slots: `cpu 2, memory 4Gi, nvidia.com/gpu 1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -215,7 +220,7 @@ impl fmt::Display for Resources {
             first = false;
             match name {
                 "cpu" => write!(f, "cpu {}", Millicores(value))?,
-                "memory" | "ephemeral-storage" => write!(f, "{name} {}", Bytes(value).human())?,
+                _ if is_in_bytes(name) => write!(f, "{name} {}", Bytes(value).human())?,
                 _ => write!(f, "{name} {value}")?,
             }
         }

@@ -6,7 +6,7 @@ use crate::model::labels;
 use crate::model::labels::is_label_value;
 use crate::model::pod_class::{NodeTerm, PodClass};
 use crate::model::requirement::{Requirements, ValueSet};
-use crate::model::resources::attached_by;
+use crate::model::resources::{attached_by, is_in_bytes};
 use crate::model::units::{Bytes, Millicores};
 use crate::planner::columns::dims::{COMMON, fits};
 use crate::planner::columns::sets::ColumnSets;
@@ -40,8 +40,8 @@ pub(crate) fn explain(
     }
     let mut lines: Vec<String> = Vec::new();
     for (at, pool) in problem.pools_by_name() {
-        let why = pool_reason(column_sets, topology, &budgets[at], group, pins, at)
-            .unwrap_or_else(|| "the rules about pods on one node leave no room".to_owned());
+        let why =
+            pool_reason(column_sets, topology, &budgets[at], group, pins, at).unwrap_or_else(|| rules_text(class));
         lines.push(format!("NodePool {}: {why}", pool.name));
     }
     let needs = extended_requests(column_sets, group);
@@ -52,7 +52,25 @@ pub(crate) fn explain(
 fn extended_requests(column_sets: &ColumnSets<'_>, group: &Group) -> String {
     let requests = column_sets.dims.sparse(&group.need);
     let extended = requests.extended.iter().filter(|(name, _)| attached_by(name).is_none());
-    extended.map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
+    let text = |(name, n): (&Arc<str>, &i64)| {
+        if is_in_bytes(name) { format!("{} {name}", Bytes(*n).human()) } else { format!("{n} {name}") }
+    };
+    extended.map(text).collect::<Vec<_>>().join(", ")
+}
+
+/// The rules of a class that depend on other pods, one of which no new node meets.
+fn rules_text(class: &PodClass) -> String {
+    let rules = [
+        ("pod affinity", !class.affinity.is_empty()),
+        ("pod anti-affinity", !class.anti_affinity.is_empty()),
+        ("topology spread constraints", class.spread.iter().any(|spread| spread.hard)),
+        ("host ports", !class.host_ports.is_empty()),
+    ];
+    let own: Vec<&str> = rules.iter().filter(|(_, has)| *has).map(|(name, _)| *name).collect();
+    if own.is_empty() {
+        return "the rules of other pods leave it no node".into();
+    }
+    format!("no new node meets its {}", own.join(", "))
 }
 
 /// The first check that rules a NodePool out; `None` where only the rules between pods of one node remain.
@@ -125,13 +143,13 @@ fn pool_reason(
             let room = column_sets.room(**c);
             (room[0], room[1], std::cmp::Reverse(**c))
         })?;
-        let room = column_sets.room(*largest);
+        let room: Vec<i64> = column_sets.room(*largest).iter().map(|amount| (*amount).max(0)).collect();
+        let mut room = column_sets.dims.sparse(&room);
+        room.extended.retain(|name, _| class.requests.extended.contains_key(name));
         return Some(format!(
-            "no instance type holds {} (largest: {} with cpu {}m, memory {} after overhead)",
+            "no instance type holds {} (largest: {} with {room} after overhead)",
             class.requests,
             column_sets.instance_type(*largest).name,
-            room[0],
-            Bytes(room[1].max(0)).human()
         ));
     }
     let smallest = holding.iter().min_by_key(|c| (column_sets.columns[**c].price, **c))?;
@@ -156,7 +174,7 @@ fn limit_text(pool: &Pool, name: &str) -> String {
     let used = pool.usage.get(name);
     match name {
         "cpu" => format!("cpu {} of {} before this plan", Millicores(used), Millicores(limit)),
-        "memory" | "ephemeral-storage" => {
+        _ if is_in_bytes(name) => {
             format!("{name} {} of {} before this plan", Bytes(used).human(), Bytes(limit).human())
         }
         _ => format!("{name} {used} of {limit} before this plan"),

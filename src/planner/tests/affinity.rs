@@ -45,6 +45,10 @@ fn affinity_to_pods_of_the_same_plan_follows_them() {
     assert!(reason(&world.plan()).contains("affinity"));
     world.pods("db", 1, &db, "1", "1Gi", &json!({"nodeSelector": {ZONE: "z-c"}}));
     assert_eq!(zones(&world.plan()).keys().collect::<Vec<_>>(), ["z-c"]);
+    let mut world = World::new();
+    world.pods("p", 3, &json!({"app": "p"}), "1", "1Gi", &affinity("podAffinity", HOST, &db));
+    let plan = world.plan();
+    assert!(reason(&plan).ends_with("no new node meets its pod affinity"), "{}", reason(&plan));
 }
 
 #[test]

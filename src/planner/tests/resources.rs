@@ -136,6 +136,11 @@ fn the_reason_for_a_pod_larger_than_any_type_names_the_largest() {
     world.pods("p", 1, &json!({}), "500", "2Ti", &json!({}));
     let text = reason(&world.plan()).to_owned();
     assert!(text.contains("no instance type holds cpu 500, memory 2Ti (largest: "), "{text}");
+    let mut world = World::new();
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({"requests": {"ephemeral-storage": "9Ti"}}));
+    let text = reason(&world.plan()).to_owned();
+    let (needed, largest) = text.split_once(" (largest: ").unwrap();
+    assert!(needed.ends_with("ephemeral-storage 9Ti") && largest.contains(", ephemeral-storage "), "{text}");
 }
 
 #[test]
@@ -225,6 +230,7 @@ fn ephemeral_storage_and_huge_pages_limit_like_any_resource() {
     world.pods("p", 3, &json!({}), "100m", "64Mi", &json!({"requests": {"ephemeral-storage": "9Gi"}}));
     assert_eq!(world.plan().new_nodes.len(), 2, "20Gi per node");
     let plan = lone(&json!({"requests": {"hugepages-2Mi": "100Mi"}})).plan();
+    assert!(reason(&plan).starts_with("needs 100Mi hugepages-2Mi; "), "{}", reason(&plan));
     assert!(reason(&plan).contains("allows no type with hugepages-2Mi"), "{}", reason(&plan));
     let mut world = World::new();
     world.node("n", "z-a", 4, &[]).allocatable.set("hugepages-2Mi", 150 << 20);
