@@ -21,8 +21,8 @@ const MIN_INSTANCE_AGE: Duration = Duration::from_secs(30);
 const MIN_LAUNCH_AGE: Duration = Duration::from_secs(100);
 /// The same for a claim whose node has not registered: nothing contradicts the list.
 const MIN_UNREGISTERED_AGE: Duration = Duration::from_mins(5);
-/// The same for a claim that is registered without a provider id: no write of ours leaves it so, and no list can contradict.
-const MIN_UNNAMED_AGE: Duration = Duration::from_secs(10);
+/// The same for a claim that is registered and has no Node: the Node is gone, too.
+const MIN_NODELESS_AGE: Duration = Duration::from_secs(10);
 /// Instances that one pass may terminate, in a small cluster.
 const MIN_TERMINATIONS: usize = 5;
 
@@ -98,8 +98,9 @@ pub fn confirmed(leaked: Vec<String>, instances: &[Instance], live: &[NodeClaim]
     unknown.collect()
 }
 
-/// Claims whose instance is gone or shutting down, or that are registered and name none. A claim with a ready node is kept, since the node contradicts the list, and so is
-/// a claim that was launched so recently that the list may lack its instance; longer for a claim without a node.
+/// Claims whose instance is gone or shutting down, or that are registered and name none. A claim with a ready node is kept, since the node
+/// contradicts the list, and so is a claim that was launched so recently that the list may lack its instance: longer for a claim that is not
+/// registered, and shorter for one whose Node is gone.
 fn orphaned(state: &ClusterState, instances: &[Instance], now: UnixMillis) -> Vec<Arc<NodeClaim>> {
     let running = instances.iter().filter(|instance| !is_shutting_down(instance));
     let known: BTreeSet<&str> = running.map(|instance| instance.provider_id.as_str()).collect();
@@ -111,8 +112,8 @@ fn orphaned(state: &ClusterState, instances: &[Instance], now: UnixMillis) -> Ve
             let launched = claim.true_since(conditions::LAUNCHED);
             let registered = claim.has_condition(conditions::REGISTERED);
             let id = claim.provider_id().filter(|id| !id.is_empty());
-            let age = match (registered, id) {
-                (true, None) => MIN_UNNAMED_AGE,
+            let age = match (registered, state.node_of(claim)) {
+                (true, None) => MIN_NODELESS_AGE,
                 (true, Some(_)) => MIN_LAUNCH_AGE,
                 (false, _) => MIN_UNREGISTERED_AGE,
             };

@@ -138,7 +138,9 @@ fn c39_a_lagging_list_costs_no_instance() {
     let after = |state: &ClusterState, seconds| orphaned(state, &[], at + Duration::from_secs(seconds)).len();
     assert_eq!((after(&state, 299), after(&state, 300)), (0, 1), "its node has not registered");
     state.apply_claim(objects::claim("c", &json!({"status": objects::launched("i-1", &["Launched", "Registered"])})));
-    assert_eq!((after(&state, 99), after(&state, 100)), (0, 1));
+    assert_eq!((after(&state, 99), after(&state, 100)), (0, 1), "its node is not ready");
+    state.delete_node("n");
+    assert_eq!((after(&state, 9), after(&state, 10)), (0, 1), "its node is gone, too");
 }
 
 /// Karpenter's spec "should succeed to garbage collect an Instance that was launched by a NodeClaim but has no Instance mapping".
@@ -149,7 +151,7 @@ fn a_claim_that_is_registered_without_an_instance_is_orphaned_within_seconds() {
         (json!(null), &["Launched", "Registered", "Initialized"][..], (0, 1)),
         (json!(""), &["Launched", "Registered"], (0, 1)),
         (json!(null), &["Launched"], (0, 0)),
-        (json!("aws:///z/i-1"), &["Launched", "Registered"], (0, 0)),
+        (json!("Provider:///AZ/i-01234567890123456"), &["Launched", "Registered", "Initialized"], (0, 1)),
     ] {
         let status = json!({"providerID": id, "conditions": objects::conditions_true(conditions)});
         let mut state = ClusterState::default();
