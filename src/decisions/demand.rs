@@ -1,11 +1,16 @@
 //! Which pods need a node, and which NodePools may launch one.
 
+use std::cell::LazyCell;
 use std::collections::{BTreeSet, HashMap};
 
 use kube::ResourceExt;
 
 use crate::api::{NodePool, conditions};
+use crate::decisions::disruption::departure::abandon_after;
+use crate::decisions::disruption::late_nodes::waiting_for_late_nodes;
+use crate::decisions::disruption::mark::DisruptionMark;
 use crate::model::labels;
+use crate::model::time::UnixMillis;
 use crate::state::object_ext::ObjectExt;
 use crate::state::plan_record::Holds;
 use crate::state::snapshot::Demand;
@@ -19,8 +24,8 @@ pub fn may_launch(pool: &NodePool) -> bool {
 }
 
 /// Pods that need a node when the claims in `without` leave too.
-pub fn demand(state: &ClusterState, holds: &Holds, without: &BTreeSet<String>) -> Demand {
-    Demand { pending: pending(state, holds), displaced: displaced(state, holds, without) }
+pub fn demand(state: &ClusterState, holds: &Holds, without: &BTreeSet<String>, now: UnixMillis) -> Demand {
+    Demand { pending: pending(state, holds), displaced: displaced(state, holds, without, now) }
 }
 
 fn pending(state: &ClusterState, holds: &Holds) -> BTreeSet<String> {
@@ -48,10 +53,11 @@ fn pending(state: &ClusterState, holds: &Holds) -> BTreeSet<String> {
     out
 }
 
-fn displaced(state: &ClusterState, holds: &Holds, without: &BTreeSet<String>) -> BTreeSet<String> {
+fn displaced(state: &ClusterState, holds: &Holds, without: &BTreeSet<String>, now: UnixMillis) -> BTreeSet<String> {
     let mut out = BTreeSet::new();
     let has_hold: BTreeSet<&String> =
         holds.by_claim.values().flatten().filter(|hold| hold.owner.is_some()).map(|hold| &hold.original).collect();
+    let late = LazyCell::new(|| waiting_for_late_nodes(state, now));
     let leaving: BTreeSet<&String> = state.claim_index.leaving.iter().chain(without).collect();
     for claim in leaving.into_iter().filter_map(|name| state.claims.get(name)) {
         let Some(node) = state.node_of(claim) else { continue };
@@ -60,12 +66,15 @@ fn displaced(state: &ClusterState, holds: &Holds, without: &BTreeSet<String>) ->
         let has_deadline = claim.spec.termination_grace_period.is_some()
             || claim.annotations().contains_key(labels::TERMINATION_TIMESTAMP)
             || claim.annotations().get(labels::DISRUPTING).is_some_and(|mark| !mark.ends_with('/'));
+        // No further node is purchased for a disruption that is given up if the first one does not start up in time.
+        let is_given_up = DisruptionMark::of(claim).is_some_and(|mark| abandon_after(mark.reason).is_some());
         for pod in state.pods_on(&node.name_any()).filter(|pod| pod.reschedulable()) {
             let key = pod.key();
             // A bare pod has no successor.
             let has_owner = pod.entry.as_ref().is_ok_and(|entry| entry.owner.is_some());
             let stays = || pod.do_not_disrupt || state.pod_budgets.block(pod).is_some();
-            if has_owner && !has_hold.contains(&key) && (has_deadline || !stays()) {
+            let waits = || is_given_up && late.contains(&key);
+            if has_owner && !has_hold.contains(&key) && (has_deadline || !stays()) && !waits() {
                 out.insert(key);
             }
         }
@@ -78,7 +87,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::model::time::UnixMillis;
+    use crate::state::node_state::BOOT_TIMEOUT;
     use crate::test_support::objects;
 
     /// The claim `c` with this metadata, and its node x.
@@ -117,7 +126,7 @@ mod tests {
                 "running",
                 &json!({"metadata": {"deletionTimestamp": deletion}, "spec": {"nodeName": "x"}}),
             );
-            let demand = demand(&state, &Holds::default(), &BTreeSet::new());
+            let demand = demand(&state, &Holds::default(), &BTreeSet::new(), UnixMillis(1));
             assert_eq!(demand.pending.contains("n/a"), pending, "{case}");
             assert!(demand.displaced.is_empty(), "{case}");
         }
@@ -128,7 +137,7 @@ mod tests {
         let mut state = state(&json!({}), &json!({}));
         put(&mut state, "a", &rejected(None));
         let holds = Holds { by_pod: [("n/a".to_owned(), "c".to_owned())].into(), ..Holds::default() };
-        assert!(demand(&state, &holds, &BTreeSet::new()).pending.is_empty());
+        assert!(demand(&state, &holds, &BTreeSet::new(), UnixMillis(1)).pending.is_empty());
     }
 
     #[test]
@@ -166,8 +175,33 @@ mod tests {
                     "annotations": {(labels::DO_NOT_DISRUPT): annotation}});
                 put(&mut state, name, &json!({"metadata": meta, "spec": {"nodeName": "x"}}));
             }
-            let demand = demand(&state, &Holds::default(), &BTreeSet::new());
+            let demand = demand(&state, &Holds::default(), &BTreeSet::new(), UnixMillis(1));
             assert_eq!(demand.displaced.iter().map(String::as_str).collect::<Vec<_>>(), displaced, "{case}");
+        }
+    }
+
+    #[test]
+    fn a_displaced_pod_gets_no_second_node_while_the_first_does_not_start_up() {
+        let plan = json!({(labels::PLANNED_PODS): "[\"n/web\"]",
+            (labels::PLANNED_OWNERS): "{\"n/web\":{\"uid\":\"r\",\"at_ms\":0}}"});
+        let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
+        for (case, mark, age, conditions, displaced) in [
+            ("the node starts up", Some("Drifted/"), BOOT_TIMEOUT / 2, &[][..], true),
+            ("it does not", Some("Drifted/"), BOOT_TIMEOUT, &[], false),
+            ("nor that of an underutilized one", Some("Underutilized/"), BOOT_TIMEOUT, &[], false),
+            ("it started up late", Some("Drifted/"), BOOT_TIMEOUT, &["Initialized"], true),
+            ("the disruption is not given up", Some("Expired/"), BOOT_TIMEOUT, &[], true),
+            ("it has a deadline", Some("SpotInterruption/2026-01-01T00:02:00Z"), BOOT_TIMEOUT, &[], true),
+            ("a simulated removal needs room for every pod", None, BOOT_TIMEOUT, &[], true),
+        ] {
+            let mut state = state(&json!({"annotations": {(labels::DISRUPTING): mark}}), &json!({}));
+            put(&mut state, "web", &json!({"metadata": {"ownerReferences": [owner]}, "spec": {"nodeName": "x"}}));
+            let status = objects::launched("i-2", conditions);
+            state.apply_claim(objects::claim("late", &json!({"metadata": {"annotations": plan}, "status": status})));
+            let without = if mark.is_none() { ["c".to_owned()].into() } else { BTreeSet::new() };
+            let now = state.claims["late"].created_at() + age;
+            let found = demand(&state, &Holds::default(), &without, now).displaced.len();
+            assert_eq!(found, usize::from(displaced), "{case}");
         }
     }
 

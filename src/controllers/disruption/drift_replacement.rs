@@ -26,16 +26,30 @@ pub async fn choose(
             DriftAttempt::EndPass => break,
             DriftAttempt::Accept => pass.accept(&node),
             DriftAttempt::Simulate(without) => {
-                if simulate(ctx, pools, types, &without, now).await.is_some_and(|outcome| outcome.complete) {
+                let outcome = simulate(ctx, pools, types, &without, now).await;
+                if outcome.as_ref().is_some_and(|outcome| outcome.complete) {
                     pass.accept(&node);
                 } else {
                     replacement.blocked(&node.claim, now);
-                    let why = "its pods fit on no other node, and no node can be launched for them";
-                    blocked.push((node.claim.clone(), why.to_owned()));
+                    let late = outcome.and_then(|outcome| outcome.late_node);
+                    blocked.push((node.claim, why_incomplete(late.as_deref())));
                 }
             }
         }
     }
     report_blocked(ctx, "drifted", &blocked).await;
     pass.finish()
+}
+
+/// Why a drifted node is not replaced, given the NodeClaim whose node does not start up.
+fn why_incomplete(late_node: Option<&str>) -> String {
+    late_node.map_or_else(
+        || "its pods fit on no other node, and no node can be launched for them".into(),
+        |claim| {
+            format!(
+                "its pods need a new node, and the newest of its NodePool, that of NodeClaim {claim}, is not initialized: \
+                 see its events; drift goes on when it is, or when the NodePool changes"
+            )
+        },
+    )
 }

@@ -18,7 +18,7 @@ fn candidate(claim: &str, pods: usize, price: i64) -> Candidate {
 }
 
 fn outcome(complete: bool, new_nodes: usize, any_spot: bool) -> Outcome {
-    Outcome { complete, new_nodes, any_spot, daemons_left_out: false, saving: 5 }
+    Outcome { complete, late_node: None, new_nodes, any_spot, daemons_left_out: false, saving: 5 }
 }
 
 #[test]
