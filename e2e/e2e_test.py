@@ -239,7 +239,13 @@ class TestExtender:
 class TestNominate:
     """With nominations only, and a scheduler without configuration for Stowage."""
 
-    environment = placement("nominate")
+    AGENTS = "agents"
+
+    @staticmethod
+    def environment(request):
+        # A DaemonSet that does not tolerate the planned taint: new nodes are open until its pods are bound.
+        agent = workloads.daemon_set(TestNominate.AGENTS, "agent", 20, 32, tolerations=())
+        return services.simulated(request.getfixturevalue("service_plane"), "nominate", workloads.node_pool(), workloads.namespace(TestNominate.AGENTS), agent)
 
     def test_1_mixed_pods_are_bound_to_their_planned_nodes(self, service):
         assert run_mixed(service) >= 99.0
@@ -259,6 +265,27 @@ class TestNominate:
         print(f"\noutage: killed with {waiting} pods pending; {mirror.record.claims_created - created} nodes bought for 60 pods", flush=True)
         service.assert_not_doubly_planned()
         service.assert_nothing_leaked()
+        service.assert_no_errors()
+
+    def test_3_daemon_set_pods_start_with_a_node_that_is_closed_to_others(self, service):
+        space, mirror, taint = "closed", service.mirror, {"key": "example.com/boot", "effect": "NoSchedule"}
+        fast, slow = [workloads.node_pool(name, labels={"team": name}) for name in ("fast", "slow")]
+        # The node of this NodePool never starts up: its pod is held, and other new nodes stay closed meanwhile.
+        slow["spec"]["template"]["spec"]["startupTaints"] = [taint]
+        pods = [workloads.workload(space, name, 1, 500, 512, nodeSelector={"team": name}) for name in ("slow", "fast")]
+        service.plane.apply(workloads.namespace(space), slow, fast, pods[0])
+        service.wait(lambda: service.claims("slow"), 30, "a node for the pod that is held")
+        service.plane.apply(pods[1])
+        node = service.wait(lambda: next((bound_to(pod) for pod in mirror.pods(space) if bound_to(pod)), None), 30, "the other pod bound")
+        assert mirror.node_of(service.claims("fast")[0])["metadata"]["name"] == node
+        agents = lambda: [pod for pod in mirror.pods(self.AGENTS, daemons=True) if bound_to(pod) == node]
+        service.poll(agents, 10, "the pod of the DaemonSet bound", lambda: mirror.summary(self.AGENTS))
+        guards = lambda: [t["effect"] for t in service.api.get("Node", node)["spec"].get("taints", []) if t["key"] == GUARD]
+        service.poll(lambda: guards() == ["NoSchedule"], 5, "the node closed to others", guards)
+        held = service.claims("slow")[0]["status"]["nodeName"]
+        left = [t for t in service.api.get("Node", held)["spec"]["taints"] if t["key"] != taint["key"]]
+        service.api.patch("Node", held, {"spec": {"taints": left}})
+        service.wait(lambda: mirror.all_bound(2, space) and not guards(), 60, "both pods bound and the node open")
         service.assert_no_errors()
 
 

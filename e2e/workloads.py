@@ -78,8 +78,8 @@ def workload(space, name, replicas, cpu, memory, kind="Deployment", limits=None,
     return {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name, "namespace": space}, "spec": body}
 
 
-def daemon_set(space, name, cpu, memory):
-    made = workload(space, name, 1, cpu, memory, tolerations=[{"operator": "Exists"}])
+def daemon_set(space, name, cpu, memory, tolerations=({"operator": "Exists"},)):
+    made = workload(space, name, 1, cpu, memory, tolerations=list(tolerations))
     made["kind"] = "DaemonSet"
     del made["spec"]["replicas"]
     return made

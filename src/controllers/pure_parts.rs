@@ -84,9 +84,9 @@ impl PureParts {
             "lifecycle" => self.lifecycle.start_due(state, now).len(),
             "nominations" => {
                 let mode = PlacementMode::Nominate;
-                let (admissions, untaint) = self.taints.choose(state, &holds, mode, now);
+                let taints = self.taints.choose(state, &holds, mode, now);
                 let actions = self.nominations.choose(state, &holds, mode, now);
-                admissions.len() + untaint.len() + actions.nominate.len()
+                taints.admit.len() + taints.change.len() + taints.untaint.len() + actions.nominate.len()
             }
             "extender view" => {
                 self.published = self.view.update(state, &holds, now);

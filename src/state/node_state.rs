@@ -10,6 +10,7 @@ use kube::ResourceExt;
 
 use crate::api::NodeClaim;
 use crate::model::labels;
+use crate::model::pod_class::PodClass;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
@@ -171,35 +172,54 @@ fn held_pods(state: &ClusterState, holds: &Holds, claim: &str) -> Vec<PodEntry> 
 
 /// Requests of the DaemonSet pods that belong on a Node and do not exist yet.
 pub fn missing_daemon_requests(state: &ClusterState, node: &Node) -> Resources {
-    let pods = state.pods_on(&node.name_any()).filter_map(|pod| pod.entry.clone().ok()).collect();
+    let mut out = observed(state, node);
+    reserve_for_daemons(state, &mut out);
+    out.daemon_reserve
+}
+
+/// Whether a DaemonSet pod that belongs on a Node and is not bound there would be kept off by a taint.
+pub fn keeps_daemons_off(state: &ClusterState, node: &Node, taint: &Taint) -> bool {
+    if state.daemons.values().all(|daemon| daemon.daemon.class.tolerates(taint)) {
+        return false;
+    }
+    let node = observed(state, node);
+    missing_daemons(state, &node).any(|class| !class.tolerates(taint))
+}
+
+/// A Node as it is reported, without taints that are removed while it starts up.
+fn observed(state: &ClusterState, node: &Node) -> NodeState {
     let permanent = node.taints().filter(|taint| !is_ephemeral(taint) && taint.key != labels::PLANNED_TAINT);
-    let mut out = NodeState {
+    NodeState {
         name: Arc::from(node.name_any()),
         labels: node.labels().clone(),
         taints: permanent.cloned().collect(),
         allocatable: reported_allocatable(node),
-        pods,
+        pods: state.pods_on(&node.name_any()).filter_map(|pod| pod.entry.clone().ok()).collect(),
         daemon_reserve: Resources::default(),
         daemons: Vec::new(),
         schedulable: true,
         initialized: true,
         price: MicroUsd::default(),
-    };
-    reserve_for_daemons(state, &mut out);
-    out.daemon_reserve
+    }
+}
+
+/// Classes of the DaemonSet pods that belong on a node and do not exist yet.
+fn missing_daemons<'a>(state: &'a ClusterState, node: &'a NodeState) -> impl Iterator<Item = &'a Arc<PodClass>> {
+    state.daemons.values().filter_map(|daemon| {
+        let class = &daemon.daemon.class;
+        let owns = |pod: &PodEntry| pod.owner.as_ref() == Some(&daemon.uid) && pod.class.namespace == class.namespace;
+        let runs = class.requests.may_run_on(&node.allocatable)
+            && class.accepts_node(&node.labels, &node.name)
+            && class.untolerated(&node.taints).is_none();
+        (runs && !node.pods.iter().any(owns)).then_some(class)
+    })
 }
 
 /// Reserves requests and host ports for the DaemonSet pods that belong on a node and do not exist yet.
 fn reserve_for_daemons(state: &ClusterState, node: &mut NodeState) {
-    for daemon in state.daemons.values() {
-        let class = &daemon.daemon.class;
-        let owns = |pod: &PodEntry| pod.owner.as_ref() == Some(&daemon.uid) && pod.class.namespace == class.namespace;
-        let present = node.pods.iter().any(owns);
-        let runs = class.requests.may_run_on(&node.allocatable);
-        if runs && !present && class.accepts_node(&node.labels, &node.name) && class.untolerated(&node.taints).is_none()
-        {
-            node.daemon_reserve.add(&class.requests);
-            node.daemons.extend(Some(class).filter(|class| !class.host_ports.is_empty()).cloned());
-        }
+    let missing: Vec<_> = missing_daemons(state, node).cloned().collect();
+    for class in missing {
+        node.daemon_reserve.add(&class.requests);
+        node.daemons.extend(Some(class).filter(|class| !class.host_ports.is_empty()));
     }
 }

@@ -1,7 +1,7 @@
-//! Carries out the decisions about planned taints: adds tolerations to pods and removes taints from nodes.
+//! Carries out the decisions about planned taints: adds tolerations to pods, and changes taints of nodes.
 
 use futures::{StreamExt, stream};
-use k8s_openapi::api::core::v1::{Pod, Taint};
+use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -17,11 +17,11 @@ use crate::state::plan_record::Holds;
 /// Concurrent admissions.
 const CONCURRENCY: usize = 32;
 
-/// One pass: admits pods, and removes taints that are no longer needed.
+/// One pass: admits pods, lets DaemonSet pods onto nodes, and removes taints that are no longer needed.
 pub async fn reconcile(taints: &mut PlannedTaints, ctx: &Context, holds: &Holds, now: UnixMillis) {
-    let (admissions, untaint) = taints.choose(&ctx.cluster.read(), holds, ctx.settings.placement, now);
+    let actions = taints.choose(&ctx.cluster.read(), holds, ctx.settings.placement, now);
     let mut results =
-        stream::iter(admissions.into_iter().map(|admission| admit(ctx, admission))).buffer_unordered(CONCURRENCY);
+        stream::iter(actions.admit.into_iter().map(|admission| admit(ctx, admission))).buffer_unordered(CONCURRENCY);
     while let Some((admission, accepted)) = results.next().await {
         if let Some(rejections) = taints.record(&admission, accepted) {
             let pod = admission.pod.name;
@@ -30,19 +30,24 @@ pub async fn reconcile(taints: &mut PlannedTaints, ctx: &Context, holds: &Holds,
     }
     drop(results);
     taints.forget_deleted(&ctx.cluster.read());
-    for name in untaint {
-        remove_taint(ctx, &name).await;
+    for change in actions.change {
+        set_taints(ctx, &change.node, |node| change.taints(node)).await;
+    }
+    for name in actions.untaint {
+        let others = |node: &Node| node.taints().filter(|taint| taint.key != labels::PLANNED_TAINT).cloned().collect();
+        set_taints(ctx, &name, others).await;
     }
 }
 
-async fn remove_taint(ctx: &Context, name: &str) {
+/// Replaces the taints of a Node that has the planned taint.
+async fn set_taints(ctx: &Context, name: &str, taints: impl FnOnce(&Node) -> Vec<Taint>) {
     let Some(node) = ctx.cluster.read().nodes.get(name).cloned() else { return };
-    let taints: Vec<&Taint> = node.taints().filter(|taint| taint.key != labels::PLANNED_TAINT).collect();
+    let taints = taints(&node);
     let patch = json!({"metadata": {"resourceVersion": node.resource_version()}, "spec": {"taints": taints}});
     match ctx.patch_node(name, &patch).await {
-        Ok(()) => tracing::debug!(node = name, "removed planned taint"),
+        Ok(()) => tracing::debug!(node = name, "changed planned taint"),
         Err(error) if is_not_found(&error) || is_conflict(&error) => {}
-        Err(error) => tracing::warn!(node = name, %error, "failed to remove planned taint, retrying"),
+        Err(error) => tracing::warn!(node = name, %error, "failed to change planned taint, retrying"),
     }
 }
 

@@ -8,7 +8,7 @@ use kube::ResourceExt;
 
 use crate::decisions::placement::hold_events::{EndedHold, HoldEnd, Progress, ended};
 use crate::decisions::placement::mode::PlacementMode;
-use crate::decisions::placement::planned_taint::planned_taint_of;
+use crate::decisions::placement::planned_taint::{is_closed, planned_taint_of};
 use crate::decisions::pod_ref::PodRef;
 use crate::model::labels;
 use crate::model::pod_class::PodClass;
@@ -28,12 +28,12 @@ const RENOMINATE_PERIOD: Duration = Duration::from_millis(200);
 ///
 /// When the scheduler evaluates a node, it counts every pod nominated to that node, but none nominated elsewhere: if more pods of a
 /// topology spread constraint than its `maxSkew` were nominated to one node, each would appear to violate it. So at most `maxSkew`
-/// are nominated at a time, and none when the extender or the planned taint (`tainted`) directs them anyway.
+/// are nominated at a time, and none when the extender or the planned taint (`closed`) directs them anyway.
 pub fn to_nominate(
     state: &ClusterState,
     holds: &Holds,
     placement: PlacementMode,
-    tainted: bool,
+    closed: bool,
     claim: &str,
     node: &str,
 ) -> Vec<PodRef> {
@@ -47,7 +47,7 @@ pub fn to_nominate(
         let class = &pod.entry.as_ref().ok()?.class;
         let hard = class.spread.iter().filter(|spread| spread.hard && *spread.key != *labels::HOSTNAME);
         let skew = hard.map(|spread| spread.max_skew).min()?;
-        Some((Arc::as_ptr(class), if placement == PlacementMode::Extender || tainted { 0 } else { skew }))
+        Some((Arc::as_ptr(class), if placement == PlacementMode::Extender || closed { 0 } else { skew }))
     };
     let nominated = |pod: &&PodRecord| pod.nominated.as_deref() == Some(node);
     for pod in waiting().filter(|pod| nominated(pod)) {
@@ -119,8 +119,8 @@ impl Nominations {
         let renew = self.progress.to_renew(state, holds, now);
         let open = || open_nodes(state, holds);
         let mut nominate = BTreeMap::new();
-        for (claim, name, tainted) in open() {
-            let mut pods = to_nominate(state, holds, placement, tainted, claim, &name);
+        for (claim, name, closed) in open() {
+            let mut pods = to_nominate(state, holds, placement, closed, claim, &name);
             pods.retain(|pod| !self.nominated.contains_key(&pod.uid));
             if !pods.is_empty() {
                 nominate.insert(name, pods);
@@ -158,12 +158,13 @@ impl Nominations {
     }
 }
 
-/// Claims with holds whose nodes are registered and ready: the claim, its node, and whether the node has the planned taint.
+/// Claims with holds whose nodes are registered and ready: the claim, its node, and whether the node's planned taint keeps other
+/// pods off.
 fn open_nodes<'a>(state: &'a ClusterState, holds: &'a Holds) -> impl Iterator<Item = (&'a String, String, bool)> {
     holds.by_claim.keys().filter_map(|claim| {
         let node = state.node_of(state.claims.get(claim)?)?;
         let open = node.is_labeled(labels::REGISTERED) && node.is_ready();
-        open.then(|| (claim, node.name_any(), planned_taint_of(node).is_some()))
+        open.then(|| (claim, node.name_any(), planned_taint_of(node).is_some_and(is_closed)))
     })
 }
 

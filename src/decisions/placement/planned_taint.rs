@@ -20,6 +20,7 @@ use crate::model::labels;
 use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
 use crate::state::instance_types::offering_of;
+use crate::state::node_state::keeps_daemons_off;
 use crate::state::object_ext::NodeExt;
 use crate::state::plan_record::Holds;
 use crate::state::pods::PodRecord;
@@ -35,15 +36,30 @@ const READMIT_PERIOD: Duration = Duration::from_secs(1);
 /// A pod that the API server rejects this many times in a row will not be admitted. A single rejection may be a race, such as with
 /// another pod created under the same name.
 const MAX_REJECTIONS: u32 = 3;
+/// DaemonSet pods that the planned taint keeps off are let onto a node when its planned pods are bound, and no pod with a hard spread
+/// constraint waits, or after this time.
+const DAEMONS_FROM: Duration = Duration::from_secs(10);
+/// End of the time for which a node is open for DaemonSet pods, since it was opened: some may never come.
+const DAEMONS_UNTIL: Duration = Duration::from_secs(20);
+
+/// Effect of a planned taint that keeps pods off.
+const CLOSED: &str = "NoSchedule";
+/// Effect of a planned taint that keeps no pod off, so that the DaemonSet controller creates pods that do not tolerate it.
+const OPEN: &str = "PreferNoSchedule";
 
 /// The planned taint of a claim's node, added at `now`.
 pub fn planned_taint(claim: &NodeClaim, now: UnixMillis) -> Option<Taint> {
     Some(Taint {
         key: labels::PLANNED_TAINT.into(),
         value: Some(claim.uid()?),
-        effect: "NoSchedule".into(),
+        effect: CLOSED.into(),
         time_added: Timestamp::from_millisecond(now.0).ok().map(Time),
     })
+}
+
+/// Whether a planned taint keeps pods off that are not planned on its node.
+pub fn is_closed(taint: &Taint) -> bool {
+    taint.effect == CLOSED
 }
 
 /// The planned taint on a node.
@@ -174,6 +190,11 @@ fn to_admit(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<Admissi
     out
 }
 
+/// UIDs of the claims with holds.
+fn held_claims<'a>(state: &'a ClusterState, holds: &Holds) -> HashSet<&'a str> {
+    holds.by_claim.keys().filter_map(|claim| state.claims.get(claim)?.metadata.uid.as_deref()).collect()
+}
+
 /// Nodes to remove the planned taint from. After its own pods are bound, a node keeps the taint while pods wait for other nodes:
 /// otherwise they would take the remaining room, and their nodes would stay empty. It keeps it no longer than the hold of a new node.
 fn to_untaint(
@@ -186,8 +207,7 @@ fn to_untaint(
     if state.tainted_nodes.is_empty() {
         return Vec::new();
     }
-    let held: HashSet<&str> =
-        holds.by_claim.keys().filter_map(|claim| state.claims.get(claim)?.metadata.uid.as_deref()).collect();
+    let held = held_claims(state, holds);
     let needed = |taint: &Taint| {
         let rejects_pods = taint.value.as_ref().is_some_and(|claim| rejected.contains(claim));
         let young = !added_at(taint).is_older_than(HOLD_READY, now);
@@ -197,6 +217,61 @@ fn to_untaint(
     let nodes = state.tainted_nodes.iter().filter_map(|name| state.nodes.get_key_value(name));
     let tainted = nodes.filter_map(|(name, node)| Some((name, planned_taint_of(node)?)));
     tainted.filter(|(_, taint)| !needed(taint)).map(|(name, _)| name.clone()).collect()
+}
+
+/// Nodes whose planned taint gets another effect: they are open while DaemonSet pods are missing that it keeps off. Planned pods come first.
+/// Other pods may use the room that is left meanwhile, which those with a hard spread constraint do most: they wait their turn.
+fn to_change(state: &ClusterState, holds: &Holds, untaint: &[String], now: UnixMillis) -> Vec<Change> {
+    if state.tainted_nodes.is_empty() {
+        return Vec::new();
+    }
+    let held = held_claims(state, holds);
+    let mut waiting = holds.by_claim.keys().flat_map(|claim| waiting(state, holds, claim));
+    let in_turn = waiting.any(|pod| hard_spreads(pod).next().is_some());
+    let lets_in = |node: &Node, taint: &Taint| {
+        let is_held = taint.value.as_deref().is_some_and(|claim| held.contains(claim));
+        let added_at = added_at(taint);
+        let closed = Taint { effect: CLOSED.into(), ..taint.clone() };
+        (!(is_held || in_turn) || added_at.is_older_than(DAEMONS_FROM, now))
+            && !added_at.is_older_than(DAEMONS_UNTIL, now)
+            && keeps_daemons_off(state, node, &closed)
+    };
+    let change = |name: &String| {
+        let node = state.nodes.get(name)?;
+        let taint = planned_taint_of(node)?;
+        let effect = if lets_in(node, taint) { OPEN } else { CLOSED };
+        (taint.effect != effect && !untaint.contains(name)).then(|| Change { node: name.clone(), effect })
+    };
+    state.tainted_nodes.iter().filter_map(change).collect()
+}
+
+/// A node whose planned taint gets another effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    pub node: String,
+    pub effect: &'static str,
+}
+
+impl Change {
+    /// The taints of the Node afterwards.
+    pub fn taints(&self, node: &Node) -> Vec<Taint> {
+        let change = |taint: &Taint| {
+            let effect = if taint.key == labels::PLANNED_TAINT { self.effect } else { &taint.effect };
+            Taint { effect: effect.into(), ..taint.clone() }
+        };
+        node.taints().map(change).collect()
+    }
+}
+
+/// What one pass does.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct TaintActions {
+    /// Pods to admit.
+    pub admit: Vec<Admission>,
+    /// Nodes whose planned taint gets another effect.
+    pub change: Vec<Change>,
+    /// Nodes to remove the planned taint from.
+    pub untaint: Vec<String>,
 }
 
 /// What is remembered between two passes.
@@ -211,20 +286,21 @@ pub struct PlannedTaints {
 }
 
 impl PlannedTaints {
-    /// Chooses the pods to admit and the nodes to remove the taint from, and records the admissions.
+    /// Chooses what to do in this pass, and records the admissions.
     pub fn choose(
         &mut self,
         state: &ClusterState,
         holds: &Holds,
         placement: PlacementMode,
         now: UnixMillis,
-    ) -> (Vec<Admission>, Vec<String>) {
+    ) -> TaintActions {
         let enabled = placement == PlacementMode::Nominate;
-        let mut admissions = if enabled { to_admit(state, holds, now) } else { Vec::new() };
+        let mut admit = if enabled { to_admit(state, holds, now) } else { Vec::new() };
         self.admitted.retain(|_, at| !at.is_older_than(READMIT_PERIOD, now));
-        admissions.retain(|admission| !self.admitted.contains_key(&admission.pod.uid));
-        self.admitted.extend(admissions.iter().map(|admission| (admission.pod.uid.clone(), now)));
-        (admissions, to_untaint(state, holds, placement, &self.rejected, now))
+        admit.retain(|admission| !self.admitted.contains_key(&admission.pod.uid));
+        self.admitted.extend(admit.iter().map(|admission| (admission.pod.uid.clone(), now)));
+        let untaint = to_untaint(state, holds, placement, &self.rejected, now);
+        TaintActions { admit, change: to_change(state, holds, &untaint, now), untaint }
     }
 
     /// Records whether the API server accepted an admission. Returns the number of consecutive rejections when there are too many: the

@@ -22,7 +22,7 @@ fn world() -> World {
     api.put(&node(
         "x",
         &json!({"metadata": {"labels": {(labels::REGISTERED): "true"}},
-            "spec": {"providerID": "aws:///z/i-1", "taints": [team, planned]}}),
+            "spec": {"providerID": "aws:///z/i-1", "taints": [team, planned]}, "status": {"allocatable": {"pods": "9"}}}),
     ));
     api.put(&pod("a", &json!({})));
     api.put(&pod("b", &json!({"spec": {"tolerations": [{"key": "team", "operator": "Exists"}]}})));
@@ -91,6 +91,34 @@ async fn the_planned_taint_is_removed_under_every_failure() {
       crash before: stopped; again: ok, 1 write, as undisturbed
       crash after: stopped; again: ok, no write, as undisturbed
     "#);
+}
+
+/// A DaemonSet whose pods do not tolerate the taint lacks one on the node, whose planned pods are bound, while another pod is held elsewhere.
+#[tokio::test]
+async fn a_node_is_open_until_its_daemon_set_pods_are_bound() {
+    let world = World { watched: true, ..world() };
+    let plan = json!({(labels::PLANNED_PODS): "[\"n/stranger\"]", (labels::HOLD_UNTIL): LATER});
+    world.api.put(&claim("d", &json!({"metadata": {"annotations": plan}, "status": launched("i-2", &["Launched"])})));
+    for name in ["a", "b"] {
+        world.api.put(&pod(name, &json!({"spec": {"nodeName": "x"}})));
+    }
+    let template =
+        json!({"spec": {"containers": [{"name": "c"}], "tolerations": [{"key": "team", "operator": "Exists"}]}});
+    let set = json!({"metadata": {"name": "d", "namespace": "n", "uid": "set"}, "spec": {"selector": {}, "template": template}});
+    let ctx = world.context();
+    ctx.cluster.update(|state| state.apply_daemon_set(&serde_json::from_value(set).unwrap()));
+    let taints = || world.api.stored("nodes/x").unwrap()["spec"]["taints"].clone();
+    let with = |effect| {
+        json!([{"key": "team", "effect": "NoSchedule"},
+            {"key": labels::PLANNED_TAINT, "value": "uid-c", "effect": effect, "timeAdded": LATER}])
+    };
+    assert_eq!(reconciled(Arc::clone(&ctx)).await, "ok");
+    assert_eq!(taints(), with("PreferNoSchedule"));
+    let owners = json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "set", "controller": true}]);
+    let daemon = pod("daemon", &json!({"metadata": {"ownerReferences": owners}, "spec": {"nodeName": "x"}}));
+    ctx.cluster.update(|state| state.apply_pod(&daemon, clock::now()));
+    assert_eq!(reconciled(ctx).await, "ok");
+    assert_eq!(taints(), with("NoSchedule"));
 }
 
 #[tokio::test]

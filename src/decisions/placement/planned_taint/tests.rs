@@ -17,7 +17,7 @@ fn node(state: &mut ClusterState, name: &str, tainted_at: Option<&str>) {
         json!([{"key": labels::PLANNED_TAINT, "value": format!("uid-{name}"), "effect": "NoSchedule", "timeAdded": at}])
     });
     let node = json!({"metadata": {"name": format!("node-{name}"), "labels": {(labels::REGISTERED): "true"}},
-        "spec": {"providerID": format!("aws:///z/{name}"), "taints": taints}});
+        "spec": {"providerID": format!("aws:///z/{name}"), "taints": taints}, "status": {"allocatable": {"pods": "9"}}});
     state.apply_node(serde_json::from_value(node).unwrap());
 }
 
@@ -134,8 +134,8 @@ fn a_pod_is_admitted_again_after_a_second_and_abandoned_after_three_rejections()
     let holds = resolve(&state, UnixMillis(5));
     let mut taints = PlannedTaints::default();
     let pass = |taints: &mut PlannedTaints, state: &ClusterState, now| {
-        let (admissions, untaint) = taints.choose(state, &holds, PlacementMode::Nominate, UnixMillis(now));
-        (admissions, untaint.len())
+        let actions = taints.choose(state, &holds, PlacementMode::Nominate, UnixMillis(now));
+        (actions.admit, actions.untaint.len())
     };
     let (admissions, _) = pass(&mut taints, &state, 1_000);
     assert_eq!(admissions.len(), 1);
@@ -162,7 +162,57 @@ fn no_pod_is_admitted_in_another_placement_mode() {
     pod(&mut state, "a", json!(null), None);
     for (placement, admitted) in [(PlacementMode::Nominate, 1), (PlacementMode::Extender, 0), (PlacementMode::Off, 0)] {
         let holds = resolve(&state, UnixMillis(5));
-        let (admissions, _) = PlannedTaints::default().choose(&state, &holds, placement, UnixMillis(5));
+        let admissions = PlannedTaints::default().choose(&state, &holds, placement, UnixMillis(5)).admit;
         assert_eq!(admissions.len(), admitted, "{placement:?}");
+    }
+}
+
+#[test]
+fn a_node_is_open_while_daemon_set_pods_are_missing_that_its_taint_keeps_off() {
+    let second = 1_000;
+    let nothing = json!(null);
+    let exists = json!([{"operator": "Exists"}]);
+    let spread = json!([{"maxSkew": 1, "topologyKey": labels::ZONE, "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {"app": "s"}}}]);
+    for (case, tolerations, daemon_on, own, other, other_spread, effect, age, changed) in [
+        ("its own pod waits", &nothing, None, None, None, &nothing, CLOSED, 1, None),
+        ("its own pod is bound", &nothing, None, Some("node-c"), None, &nothing, CLOSED, 1, Some(OPEN)),
+        ("it is open", &nothing, None, Some("node-c"), None, &nothing, OPEN, 1, None),
+        ("a pod with a spread waits", &nothing, None, Some("node-c"), None, &spread, CLOSED, 1, None),
+        ("a pod with a spread waits for long", &nothing, None, Some("node-c"), None, &spread, CLOSED, 10, Some(OPEN)),
+        ("its own pod waits for long", &nothing, None, None, None, &nothing, CLOSED, 10, Some(OPEN)),
+        ("the DaemonSet pod does not come", &nothing, None, None, None, &nothing, OPEN, 19, None),
+        ("nor after twenty seconds", &nothing, None, None, None, &nothing, OPEN, 20, Some(CLOSED)),
+        ("the DaemonSet pod is bound", &nothing, Some("node-c"), Some("node-c"), None, &nothing, OPEN, 1, Some(CLOSED)),
+        ("it is bound elsewhere", &nothing, Some("node-d"), Some("node-c"), None, &nothing, OPEN, 1, None),
+        ("it tolerates the taint", &exists, None, Some("node-c"), None, &nothing, CLOSED, 1, None),
+        ("the taint is removed", &nothing, None, Some("node-c"), Some("node-d"), &nothing, OPEN, 1, None),
+    ] {
+        let mut state = ClusterState::default();
+        claim(&mut state, "c", &["n/a"]);
+        claim(&mut state, "d", &["n/b"]);
+        node(&mut state, "c", Some("1970-01-01T00:00:00Z"));
+        let mut tainted = Node::clone(&state.nodes["node-c"]);
+        tainted.spec.as_mut().unwrap().taints.as_mut().unwrap()[0].effect = effect.into();
+        state.apply_node(tainted);
+        let template = json!({"spec": {"tolerations": tolerations, "containers": [{"name": "c"}]}});
+        let set = json!({"metadata": {"name": "d", "namespace": "n", "uid": "set"}, "spec": {"selector": {}, "template": template}});
+        state.apply_daemon_set(&serde_json::from_value(set).unwrap());
+        let owners =
+            json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "set", "controller": true}]);
+        if let Some(node) = daemon_on {
+            let pod = json!({"metadata": {"ownerReferences": owners}, "spec": {"nodeName": node}});
+            state.apply_pod(&objects::pod("daemon", &pod), UnixMillis(1));
+        }
+        for (name, bound, spread) in [("a", own, &nothing), ("b", other, other_spread)] {
+            let pod =
+                json!({"metadata": {"uid": name}, "spec": {"nodeName": bound, "topologySpreadConstraints": spread}});
+            state.apply_pod(&objects::pod(name, &pod), UnixMillis(1));
+        }
+        let now = UnixMillis(age * second);
+        let actions = PlannedTaints::default().choose(&state, &resolve(&state, now), PlacementMode::Nominate, now);
+        let expected = changed.map(|effect| Change { node: "node-c".into(), effect });
+        assert_eq!(actions.change, expected.into_iter().collect::<Vec<_>>(), "{case}");
+        assert_eq!(actions.untaint.is_empty(), case != "the taint is removed", "{case}");
     }
 }
