@@ -532,8 +532,11 @@ class Stowage:
         return out
 
     def errors(self):
-        """Log lines of level ERROR, and those of a write that a policy of the chart denied."""
-        return [line for line in self.lines() if line.get("level") == "ERROR" or "ValidatingAdmissionPolicy" in json.dumps(line)]
+        """Log lines of level ERROR, but for the last words of a replica that `alive` restarts, and those of a write that a policy of the
+        chart denied."""
+        found = [(line, json.dumps(line)) for line in self.lines()]
+        is_error = lambda line, text: line.get("level") == "ERROR" and messages.LEASE_LOST not in text
+        return [line for line, text in found if is_error(line, text) or "ValidatingAdmissionPolicy" in text]
 
     def tail(self, lines=15):
         text = self.log.read_text(errors="replace") if self.log.exists() else ""

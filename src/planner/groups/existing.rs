@@ -53,8 +53,8 @@ pub(crate) struct ExistingNode<'p> {
     pub kind: usize,
 }
 
-/// The schedulable nodes with capacity for a pod of some group, initialized nodes first, then by name; and the counters above zero on
-/// some node, unschedulable nodes included, whose pods kube-scheduler counts too.
+/// The schedulable nodes with capacity for a pod of some group, in the order in which they are filled; and the counters above zero on some
+/// node, unschedulable nodes included, whose pods kube-scheduler counts too.
 pub(crate) fn existing_nodes<'p>(
     column_sets: &ColumnSets<'p>,
     selectors: &mut Selectors<'p>,
@@ -66,10 +66,7 @@ pub(crate) fn existing_nodes<'p>(
     if counters.len() == 0 {
         order.retain(|n| problem.nodes[*n].schedulable);
     }
-    order.sort_by(|a, b| {
-        let key = |n: &usize| (!problem.nodes[*n].initialized, &problem.nodes[*n].name);
-        key(a).cmp(&key(b))
-    });
+    order.sort_by_cached_key(|n| fill_rank(&problem.nodes[*n]));
     let terms = || groups.iter().flat_map(|group| group.class.node_terms.iter().chain(&group.class.volume_terms));
     let by_name = terms().any(|term| term.name.is_some());
     let keys: BTreeSet<&Arc<str>> = terms().flat_map(|term| term.labels.iter().map(|(key, _)| key)).collect();
@@ -103,6 +100,13 @@ pub(crate) fn existing_nodes<'p>(
         out.push(ExistingNode { index, state, free, host, kind });
     }
     (out, running)
+}
+
+/// Initialized nodes are filled first. Consolidation removes the nodes of highest price per pod first, and empty ones before: they are filled
+/// last, so that pods do not move to a node that is about to go.
+fn fill_rank(node: &NodeState) -> (bool, i64, Arc<str>) {
+    let pods = i64::try_from(node.pods.len()).unwrap_or(i64::MAX);
+    (!node.initialized, node.price.0 / pods.saturating_add(1), Arc::clone(&node.name))
 }
 
 /// Free capacity of a node before the plan places pods on it.

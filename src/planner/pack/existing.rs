@@ -65,6 +65,7 @@ fn fill(state: &mut PlanState<'_, '_>, active: &[bool]) {
 mod tests {
     use serde_json::json;
 
+    use crate::model::units::MicroUsd;
     use crate::planner::pack::existing::fill_existing;
     use crate::test_support::plan_stages::{active, instance, placed, remaining};
     use crate::test_support::planner::{HOST, World, affinity};
@@ -85,6 +86,23 @@ mod tests {
         assert!(state.existing.iter().all(|node| node.free[0] == 0));
         fill_existing(&mut state, &active);
         assert_eq!(placed(&state).len(), 3, "full");
+    }
+
+    #[test]
+    fn nodes_that_consolidation_removes_first_are_filled_last() {
+        let mut world = World::new();
+        let one = (&json!({}), &json!({}));
+        for (name, price, running) in
+            [("a-empty", 900, 0), ("b-light", 600, 1), ("c-full", 800, 3), ("d-foreign", 0, 0)]
+        {
+            world.node(name, "z-a", 4, &vec![one; running]).price = MicroUsd(price);
+        }
+        world.pods("p", 7, &json!({}), "1", "1Gi", &json!({}));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        let active = active(&state);
+        fill_existing(&mut state, &active);
+        assert_eq!(placed(&state), ["d-foreign: p 4", "c-full: p 1", "b-light: p 2"]);
     }
 
     #[test]
