@@ -226,7 +226,7 @@ events! {
         "The EC2NodeClass no longer selects the subnet of the instance.";
 
     DISRUPTION_BLOCKED = "DisruptionBlocked", Normal, Disruption, ["NodeClaim", "Node"], Event,
-        "An empty or drifted node is not disrupted now: a pod or the Node is protected, PodDisruptionBudgets refuse evictions, or the pods have no other node. An underutilized node is not disrupted because PodDisruptionBudgets refuse evictions. The note says why; the node is evaluated again.";
+        "An empty or drifted node is not disrupted now: a pod or the Node is protected, PodDisruptionBudgets refuse evictions, the pods have no other node, or the newest node of the NodePool is not initialized. An underutilized node is not disrupted because PodDisruptionBudgets refuse evictions. The note says why; the node is evaluated again.";
     DISRUPTION_TERMINATING = "DisruptionTerminating", Normal, Disruption, ["NodeClaim"], Event,
         "A voluntary disruption starts. The note has its reason: `Empty`, `Drifted` or `Underutilized`.";
 

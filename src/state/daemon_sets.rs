@@ -116,7 +116,7 @@ impl DaemonSets {
         if self.records.get(&key).is_some_and(|known| *known.set == set) {
             return;
         }
-        // The pods of an earlier template tell nothing about this one, but after a start it is not known which they are of.
+        // The pods of an earlier template say nothing about this one, but after a start it is not known which they are of.
         let is_first = !self.records.contains_key(&key);
         self.read(interner, &key, Arc::new(set));
         if let Some(record) = self.records.get_mut(&key).filter(|_| is_first) {

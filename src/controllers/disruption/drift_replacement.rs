@@ -53,3 +53,14 @@ fn why_incomplete(late_node: Option<&str>) -> String {
         },
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_event_of_a_node_that_is_not_replaced_names_the_node_claim_that_does_not_start_up() {
+        assert!(why_incomplete(None).contains("no other node"));
+        assert!(why_incomplete(Some("web-1")).contains("NodeClaim web-1, is not initialized"));
+    }
+}

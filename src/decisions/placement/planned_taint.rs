@@ -38,9 +38,9 @@ const READMIT_PERIOD: Duration = Duration::from_secs(1);
 const MAX_REJECTIONS: u32 = 3;
 /// DaemonSet pods that the planned taint keeps off are let onto a node when its planned pods are bound, and no pod with a hard spread
 /// constraint waits, or after this time.
-const DAEMONS_FROM: Duration = Duration::from_secs(10);
+const DAEMONS_FROM: Duration = Duration::from_secs(30);
 /// End of the time for which a node is open for DaemonSet pods, since it was opened: some may never come.
-const DAEMONS_UNTIL: Duration = Duration::from_secs(20);
+const DAEMONS_UNTIL: Duration = Duration::from_secs(40);
 
 /// Effect of a planned taint that keeps pods off.
 const CLOSED: &str = "NoSchedule";

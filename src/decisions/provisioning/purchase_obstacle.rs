@@ -71,7 +71,7 @@ pub fn obstacle(state: &ClusterState, claim: &str, pod: &PodRecord) -> Obstacle 
             continue;
         }
         strangers.push(&*entry.key);
-        // A pod that is made for a node comes after it, whoever binds it.
+        // A pod that is made for a node is younger than it, also where a scheduler binds it.
         let needed_a_node = other.was_unbound && entry.created_at < node.created_at();
         if needed_a_node { &mut of_scheduler } else { &mut extra }.add(&entry.class.requests);
     }
