@@ -7,7 +7,6 @@ use crate::decisions::holds::HoldsCache;
 use crate::decisions::snapshot::snapshot;
 use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
-use crate::state::instance_types::InstanceTypes;
 use crate::state::plan_record::Holds;
 use crate::state::snapshot::{Snapshot, SnapshotRequest};
 use crate::state::snapshot_cache::SnapshotCache;
@@ -37,9 +36,9 @@ impl DerivedState {
     }
 
     /// The simulated removal of the claims in `request.without`.
-    pub fn removal(&self, state: &ClusterState, types: &InstanceTypes, request: SnapshotRequest<'_>) -> Removal {
+    pub fn removal(&self, state: &ClusterState, request: SnapshotRequest<'_>) -> Removal {
         let holds = self.holds(state, request.now);
-        self.with_cache(|cache| Removal::new(state, &holds, types, cache, request))
+        self.with_cache(|cache| Removal::new(state, &holds, cache, request))
     }
 
     fn with_cache<T>(&self, take: impl FnOnce(&mut SnapshotCache) -> T) -> T {

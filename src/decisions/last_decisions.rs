@@ -76,19 +76,34 @@ pub struct LastConsolidation {
     pub at: UnixMillis,
     /// Why it evaluated nothing.
     pub paused: Option<Pause>,
-    /// Nodes whose removal it simulated at most.
+    /// Nodes that it may remove.
     pub candidates: usize,
     /// Nodes that a PodDisruptionBudget protects.
     pub blocked: usize,
     /// Nodes that it removes.
     pub chosen: usize,
+    /// Pods on these.
+    pub pods: usize,
     /// What that saves per hour.
     pub saving: MicroUsd,
+    /// Plans that it made.
+    pub plans: usize,
+    pub took: Duration,
 }
 
 impl LastConsolidation {
     /// A pass of this time that evaluated nothing.
     pub fn at(now: UnixMillis) -> Self {
-        Self { at: now, paused: None, candidates: 0, blocked: 0, chosen: 0, saving: MicroUsd(0) }
+        Self {
+            at: now,
+            paused: None,
+            candidates: 0,
+            blocked: 0,
+            chosen: 0,
+            pods: 0,
+            saving: MicroUsd(0),
+            plans: 0,
+            took: Duration::ZERO,
+        }
     }
 }

@@ -106,6 +106,22 @@ pub const ENTRIES: &[Entry] = &[
     ),
     entry(
         Form::Annotation,
+        labels::CONSOLIDATION_PAYBACK,
+        "NodePool",
+        USER,
+        "time in which the saving of a consolidation must pay for its evictions and new nodes, such as `30m`; 1h by default, at least 1m. \
+         The longer, the more pods are moved for a saving",
+    ),
+    entry(
+        Form::Annotation,
+        labels::CONSOLIDATION_MIN_SAVINGS,
+        "NodePool",
+        USER,
+        "the least saving of a consolidation as a percentage of the price of the removed nodes, such as `10%`; 5% by default where new nodes \
+         are needed, otherwise 0%",
+    ),
+    entry(
+        Form::Annotation,
         labels::SIMULATED_EVENT,
         "Node",
         USER,
@@ -189,6 +205,13 @@ pub const ENTRIES: &[Entry] = &[
         "Pod, Node",
         USER,
         "any value but `false` forbids voluntary disruption",
+    ),
+    entry(
+        Form::Annotation,
+        labels::POD_DELETION_COST,
+        "Pod",
+        USER,
+        "what the eviction of the pod costs beside that of others: consolidation adds the number / 2^27 to one",
     ),
     entry(
         Form::Annotation,

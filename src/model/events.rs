@@ -247,6 +247,8 @@ events! {
     TERMINATING_ON_INTERRUPTION = "TerminatingOnInterruption", Warning, Interruption, ["NodeClaim", "Node"], Event,
         "The NodeClaim was deleted because of one of these interruptions.";
 
+    INVALID_CONSOLIDATION_SETTING = "InvalidConsolidationSetting", Warning, NodePools, ["NodePool"], No,
+        "An annotation of the NodePool that sets consolidation is invalid, and the default is used. The note says what to write.";
     NODE_CLAIM_REJECTED = "NodeClaimRejected", Warning, NodePools, ["NodePool"], No,
         "The API server, an admission policy or a webhook rejects the NodeClaims of the NodePool, whatever pods they are for. Nothing is launched for it; the note has the error.";
     NODE_CLASS_NOT_FOUND = "NodeClassNotFound", Warning, NodePools, ["NodePool"], Condition,

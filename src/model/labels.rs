@@ -117,6 +117,12 @@ pub const NODE_POOL_HASH_VERSION: &str = "karpenter.sh/nodepool-hash-version";
 pub const EC2_NODE_CLASS_HASH: &str = "karpenter.k8s.aws/ec2nodeclass-hash";
 /// Version of the algorithm behind [`EC2_NODE_CLASS_HASH`].
 pub const EC2_NODE_CLASS_HASH_VERSION: &str = "karpenter.k8s.aws/ec2nodeclass-hash-version";
+/// What the deletion of a pod costs beside that of other pods of its controller, an integer of 32 bits; absent or invalid is 0.
+pub const POD_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// On a NodePool: the time in which the saving of a consolidation must pay for its evictions.
+pub const CONSOLIDATION_PAYBACK: &str = "stowage.dev/consolidation-payback";
+/// On a NodePool: the least saving of a consolidation, as a percentage of the price of the removed nodes.
+pub const CONSOLIDATION_MIN_SAVINGS: &str = "stowage.dev/consolidation-min-savings";
 /// Deadline of a NodeClaim's drain, RFC 3339.
 pub const TERMINATION_TIMESTAMP: &str = "karpenter.sh/nodeclaim-termination-timestamp";
 /// Whether a NodeClaim was planned with fewer distinct values than `minValues`: `"true"` or `"false"`.

@@ -55,6 +55,8 @@ pub struct PodRecord {
     pub tolerates_disruption: bool,
     /// `system-cluster-critical` or `system-node-critical`.
     pub critical: bool,
+    /// `controller.kubernetes.io/pod-deletion-cost`; 0 when absent or invalid.
+    pub deletion_cost: i32,
     /// Termination grace period, at most [`MAX_GRACE_PERIOD`].
     pub grace_period: Duration,
     /// Resource version, if it is a number.
@@ -146,6 +148,7 @@ impl PodRecord {
             critical: spec
                 .and_then(|spec| spec.priority_class_name.as_deref())
                 .is_some_and(|class| class == "system-cluster-critical" || class == "system-node-critical"),
+            deletion_cost: annotation(labels::POD_DELETION_COST).and_then(|cost| cost.parse().ok()).unwrap_or(0),
             grace_period: Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(0)).min(MAX_GRACE_PERIOD),
             version: meta.resource_version.as_deref().and_then(|version| version.parse().ok()),
             ready: condition("Ready").is_some_and(|condition| condition.status == "True"),
@@ -189,6 +192,11 @@ impl PodRecord {
     /// until it is gone.
     pub fn recreated_in_place(&self) -> bool {
         self.deleted_at.is_some() && !self.terminal && !self.daemon && !self.mirror
+    }
+
+    /// Whether a node is not empty because of the pod: it needs another node, or its successor will.
+    pub fn needs_another_node(&self) -> bool {
+        self.reschedulable() || self.recreated_in_place()
     }
 
     /// Whether a drain waits for the pod: not finished, no static pod, and not tolerating the disruption taint.

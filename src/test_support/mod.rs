@@ -11,5 +11,6 @@ pub mod kubernetes;
 pub mod objects;
 pub(crate) mod plan_stages;
 pub(crate) mod planner;
+pub(crate) mod small_cluster;
 
 pub(crate) use cluster_state::state_with_planned_pod;

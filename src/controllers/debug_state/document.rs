@@ -154,6 +154,9 @@ struct Consolidation {
     candidates: usize,
     blocked: usize,
     chosen: usize,
+    pods: usize,
+    plans: usize,
+    milliseconds: u64,
     usd_per_hour_saved: f64,
 }
 
@@ -372,6 +375,9 @@ impl Consolidation {
             candidates: last.candidates,
             blocked: last.blocked,
             chosen: last.chosen,
+            pods: last.pods,
+            plans: last.plans,
+            milliseconds: millis(last.took),
             usd_per_hour_saved: last.saving.usd(),
         }
     }

@@ -1,27 +1,36 @@
-//! Chooses the nodes to consolidate: simulates the candidates one after the other.
+//! Chooses the nodes to consolidate: a search over simulated removals, on a blocking thread.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::controllers::caps::Capped;
-use crate::controllers::context::Context;
+use crate::controllers::context::{Context, reference};
 use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::simulate::simulate;
-use crate::decisions::disruption::consolidation::Consolidation;
+use crate::decisions::disruption::consolidation::{Consolidation, Decision, Memory, Request};
 use crate::decisions::disruption::consolidation_pause::{Pause, PendingPods, pause};
 use crate::decisions::last_decisions::LastConsolidation;
+use crate::model::events;
+use crate::model::time::UnixMillis;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 use crate::sync::lock;
+
+/// After this time nothing more is simulated: the best set so far is removed.
+const MAX_TIME: Duration = Duration::from_secs(30);
 
 /// Claims whose nodes are to be removed together: the pods of each fit on the others, or on new nodes that cost less than the
 /// removed ones.
 pub async fn choose(
-    ctx: &Context,
-    pools: &[ReadyPool],
-    types: &InstanceTypes,
+    memory: &mut Memory,
     pending: &mut PendingPods,
+    ctx: &Arc<Context>,
+    pools: &Arc<Vec<ReadyPool>>,
+    types: &InstanceTypes,
 ) -> Vec<String> {
-    let now = clock::now();
+    let (now, begin) = (clock::now(), Instant::now());
     let most = ctx.admissible(Capped::Disruption);
-    let (mut consolidation, candidates) = {
+    let consolidation = {
         let state = ctx.cluster.read();
         let paused = pause(&state, pending, now);
         for reason in Pause::ALL {
@@ -32,25 +41,74 @@ pub async fn choose(
             *lock(&ctx.last_consolidation) = Some(LastConsolidation { paused, ..LastConsolidation::at(now) });
             return Vec::new();
         }
-        Consolidation::begin(&state, &ctx.derived.holds(&state, now), types, most, now)
+        let request = Request { pools, types, most, now };
+        Consolidation::begin(&state, &ctx.derived.holds(&state, now), memory, request)
     };
-    let mut decision = LastConsolidation {
-        candidates: candidates.len(),
-        blocked: consolidation.blocked.len(),
+    let (candidates, blocked) = (consolidation.candidates(), consolidation.blocked.clone());
+    report_blocked(ctx, "underutilized", &blocked).await;
+    report_errors(ctx, &consolidation.errors).await;
+    let decision = decide(ctx, pools, memory, consolidation, now).await;
+    *lock(&ctx.last_consolidation) = Some(LastConsolidation {
+        candidates,
+        blocked: blocked.len(),
+        chosen: decision.claims.len(),
+        pods: decision.pods,
+        saving: decision.saving,
+        plans: decision.plans,
+        took: begin.elapsed(),
         ..LastConsolidation::at(now)
+    });
+    if !decision.claims.is_empty() {
+        tracing::info!(
+            candidates,
+            nodes = decision.claims.len(),
+            pods = decision.pods,
+            eviction_units = decision.units.as_number(),
+            usd_per_hour = decision.saving.usd(),
+            plans = decision.plans,
+            seconds = begin.elapsed().as_secs_f64(),
+            "consolidating nodes"
+        );
+    }
+    decision.claims
+}
+
+/// Searches on a blocking thread.
+async fn decide(
+    ctx: &Arc<Context>,
+    pools: &Arc<Vec<ReadyPool>>,
+    memory: &mut Memory,
+    consolidation: Consolidation,
+    now: UnixMillis,
+) -> Decision {
+    let (ctx, pools, mut known) = (Arc::clone(ctx), Arc::clone(pools), std::mem::take(memory));
+    let search = move || {
+        let begin = Instant::now();
+        let simulate = |without: &_| {
+            if begin.elapsed() > MAX_TIME { None } else { simulate(&ctx, &pools, without, now) }
+        };
+        let decision = consolidation.decide(&mut known, simulate, now);
+        (known, decision)
     };
-    report_blocked(ctx, "underutilized", &consolidation.blocked).await;
-    for candidate in candidates {
-        let Some(without) = consolidation.removal(&candidate) else { continue };
-        if let Some(outcome) = simulate(ctx, pools, types, &without, now).await {
-            consolidation.record(&candidate, &outcome);
+    // The search does not panic: each plan is isolated. If it did, the memory would be lost, which costs repeated attempts.
+    match tokio::task::spawn_blocking(search).await {
+        Ok((known, decision)) => {
+            *memory = known;
+            decision
+        }
+        Err(error) => {
+            tracing::error!(%error, "consolidation panicked, nothing is consolidated");
+            Decision::default()
         }
     }
-    let (claims, saving) = consolidation.finish();
-    (decision.chosen, decision.saving) = (claims.len(), saving);
-    *lock(&ctx.last_consolidation) = Some(decision);
-    if !claims.is_empty() {
-        tracing::info!(nodes = claims.len(), usd_per_hour = saving.usd(), "consolidating nodes");
+}
+
+/// Reports the annotations of NodePools that are invalid.
+async fn report_errors(ctx: &Context, errors: &[(String, String)]) {
+    for (pool, error) in errors {
+        let pool = ctx.cluster.read().pools.get(pool).cloned();
+        if let Some(pool) = pool {
+            ctx.emit(reference(&*pool), events::INVALID_CONSOLIDATION_SETTING.note(error)).await;
+        }
     }
-    claims
 }

@@ -1,18 +1,21 @@
 //! Chooses the drifted nodes to replace: simulates the removal of those with pods.
 
+use std::sync::Arc;
+
 use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::simulate::simulate;
 use crate::decisions::disruption::drift_replacement::{DriftAttempt, DriftReplacement};
-use crate::state::instance_types::{InstanceTypes, ReadyPool};
+use crate::decisions::disruption::simulate::Outcome;
+use crate::state::instance_types::ReadyPool;
+use crate::sync::heartbeat;
 
 /// Claims whose nodes are to be replaced now, within the budgets of their pools.
 pub async fn choose(
     replacement: &mut DriftReplacement,
-    ctx: &Context,
-    pools: &[ReadyPool],
-    types: &InstanceTypes,
+    ctx: &Arc<Context>,
+    pools: &Arc<Vec<ReadyPool>>,
 ) -> Vec<String> {
     let now = clock::now();
     let mut pass = {
@@ -26,13 +29,16 @@ pub async fn choose(
             DriftAttempt::EndPass => break,
             DriftAttempt::Accept => pass.accept(&node),
             DriftAttempt::Simulate(without) => {
-                let outcome = simulate(ctx, pools, types, &without, now).await;
-                if outcome.as_ref().is_some_and(|outcome| outcome.complete) {
+                let (ctx, pools) = (Arc::clone(ctx), Arc::clone(pools));
+                let outcome = tokio::task::spawn_blocking(move || simulate(&ctx, &pools, &without, now)).await;
+                heartbeat::progress();
+                let outcome = outcome.ok().flatten();
+                if outcome.as_ref().is_some_and(Outcome::is_complete) {
                     pass.accept(&node);
                 } else {
                     replacement.blocked(&node.claim, now);
-                    let late = outcome.and_then(|outcome| outcome.late_node);
-                    blocked.push((node.claim, why_incomplete(late.as_deref())));
+                    let late = outcome.as_ref().and_then(Outcome::late_node);
+                    blocked.push((node.claim, why_incomplete(late)));
                 }
             }
         }

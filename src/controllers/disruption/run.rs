@@ -21,6 +21,7 @@ use crate::controllers::disruption::taint::taint;
 use crate::controllers::disruption::{consolidation, drift_replacement};
 use crate::decisions::disruption::blocks::budget_block_of_claim;
 use crate::decisions::disruption::candidates::{allowances, candidates};
+use crate::decisions::disruption::consolidation::Memory;
 use crate::decisions::disruption::consolidation_pause::PendingPods;
 use crate::decisions::disruption::drift_replacement::DriftReplacement;
 use crate::decisions::disruption::emptiness::{self, EmptyNodeStep};
@@ -56,6 +57,7 @@ struct Disruption {
     marked: MarkedNodes,
     drift: DriftReplacement,
     pending: PendingPods,
+    consolidation: Memory,
     /// When drifted and underutilized nodes were last evaluated.
     replaced: UnixMillis,
 }
@@ -66,16 +68,17 @@ impl Disruption {
             marked: MarkedNodes::default(),
             drift: DriftReplacement::default(),
             pending: PendingPods::default(),
+            consolidation: Memory::default(),
             replaced: now,
         }
     }
 
-    async fn pass(&mut self, ctx: &Context, now: UnixMillis) {
+    async fn pass(&mut self, ctx: &Arc<Context>, now: UnixMillis) {
         let pause = ctx.pause();
         if pause.disruption || ctx.is_stale(Removal::Disruption) {
             return;
         }
-        let pools = ctx.ready_pools();
+        let pools = Arc::new(ctx.ready_pools());
         let types = InstanceTypes::new(&pools);
         self.remove_empty(ctx, &types, now).await;
         // The pods of a node need another one.
@@ -99,6 +102,7 @@ impl Disruption {
         let abandoned = self.marked.abandoned(&ctx.cluster.read(), now);
         for claim in &abandoned {
             self.drift.abandoned(&claim.name_any(), now);
+            self.consolidation.backoff.abandoned(&claim.name_any(), now);
             cancel(ctx, claim, "its pods found no other node in time").await;
         }
         // After the abandoned ones: their mark may remain where only the taint could be removed.
@@ -111,10 +115,11 @@ impl Disruption {
     }
 
     /// One pass for drifted nodes, or else for underutilized ones.
-    async fn replace(&mut self, ctx: &Context, pools: &[ReadyPool], types: &InstanceTypes) {
-        let drifted = drift_replacement::choose(&mut self.drift, ctx, pools, types).await;
+    async fn replace(&mut self, ctx: &Arc<Context>, pools: &Arc<Vec<ReadyPool>>, types: &InstanceTypes) {
+        let drifted = drift_replacement::choose(&mut self.drift, ctx, pools).await;
         let (chosen, reason) = if drifted.is_empty() {
-            (consolidation::choose(ctx, pools, types, &mut self.pending).await, DisruptionReason::Underutilized)
+            let (memory, pending) = (&mut self.consolidation, &mut self.pending);
+            (consolidation::choose(memory, pending, ctx, pools, types).await, DisruptionReason::Underutilized)
         } else {
             (drifted, DisruptionReason::Drifted)
         };

@@ -1,42 +1,33 @@
-//! Runs the simulated removal of nodes on a blocking thread.
+//! Simulated removal of nodes in the present state.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::controllers::context::Context;
 use crate::controllers::provisioning::isolation::generation;
-use crate::decisions::disruption::simulate::Outcome;
+use crate::decisions::disruption::simulate::{Obstacle, Outcome};
 use crate::model::time::UnixMillis;
-use crate::state::instance_types::{InstanceTypes, ReadyPool};
+use crate::state::instance_types::ReadyPool;
 use crate::state::snapshot::SnapshotRequest;
-use crate::sync::heartbeat;
 use crate::sync::lock;
+use crate::sync::panics::catch;
 
-/// Simulates the removal of the nodes of the claims `without`. `None` when the planner panicked, or panics over one of these nodes.
-pub async fn simulate(
-    ctx: &Context,
-    pools: &[ReadyPool],
-    types: &InstanceTypes,
-    without: &BTreeSet<String>,
-    now: UnixMillis,
-) -> Option<Outcome> {
-    if without.iter().any(|claim| ctx.is_left_out_of_plans(claim)) {
-        return None;
+/// Simulates the removal of the nodes of the claims `without`. Takes as long as the planner does. `None` when the planner panicked.
+pub fn simulate(ctx: &Context, pools: &[ReadyPool], without: &BTreeSet<String>, now: UnixMillis) -> Option<Outcome> {
+    let left_out = without.iter().filter(|claim| ctx.is_left_out_of_plans(claim));
+    let obstacles: BTreeMap<_, _> = left_out.map(|claim| (claim.clone(), Obstacle::LeftOutOfPlans)).collect();
+    if !obstacles.is_empty() {
+        return Some(Outcome { obstacles, ..Outcome::default() });
     }
     let mut removal = {
         let request = SnapshotRequest { pools, settings: &ctx.settings.plan, without, now };
-        ctx.derived.removal(&ctx.cluster.read(), types, request)
+        ctx.derived.removal(&ctx.cluster.read(), request)
     };
-    if removal.is_of_unknown() {
-        return None;
-    }
     {
         let quarantine = lock(&ctx.quarantine);
         removal.leave_out(|class| quarantine.cause(class, now).is_some());
     }
     removal.leave_out_supply(&lock(&ctx.supply_quarantine), |name| generation(pools, name), now);
-    let outcome = tokio::task::spawn_blocking(move || removal.simulate()).await;
-    heartbeat::progress();
-    outcome
+    catch(|| removal.simulate())
         .inspect_err(|error| {
             ctx.metrics.plans_failed.inc();
             tracing::error!(%error, claims = ?without, "planner panicked in a simulation");

@@ -14,12 +14,14 @@ use crate::model::units::MicroUsd;
 use crate::state::instance_types::InstanceTypes;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_record::Holds;
+use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
 
 /// A node that may be empty or underutilized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     pub claim: String,
+    pub node: String,
     pub pool: String,
     /// Pods on the node or held for it that need another node.
     pub pods: usize,
@@ -54,6 +56,7 @@ pub fn candidates(state: &ClusterState, holds: &Holds, types: &InstanceTypes) ->
         let last_event = state.last_pod_event.get(&*node_name).copied().unwrap_or_default();
         out.push(Candidate {
             claim: name.clone(),
+            node: node_name.clone(),
             pool: claim.node_pool().unwrap_or_default().to_owned(),
             pods: pods_to_reschedule(state, holds, claim),
             quiet_since: initialized.max(last_event),
@@ -99,15 +102,15 @@ fn allowance(
 
 /// Number of pods on a claim's node, or held for it, that need another node when it is removed.
 pub fn pods_to_reschedule(state: &ClusterState, holds: &Holds, claim: &NodeClaim) -> usize {
-    let bound = state.node_of(claim).map_or(0, |node| {
-        state.pods_on(&node.name_any()).filter(|pod| pod.reschedulable() || pod.recreated_in_place()).count()
-    });
+    let bound = state
+        .node_of(claim)
+        .map_or(0, |node| state.pods_on(&node.name_any()).filter(|pod| pod.needs_another_node()).count());
     bound + holds.by_claim.get(&claim.name_any()).map_or(0, Vec::len)
 }
 
 /// Whether a node has pods that need another node.
 pub fn is_occupied(state: &ClusterState, node: &str) -> bool {
-    state.pods_on(node).any(|pod| pod.reschedulable() || pod.recreated_in_place())
+    state.pods_on(node).any(PodRecord::needs_another_node)
 }
 
 #[cfg(test)]

@@ -1,119 +1,223 @@
-//! Multi-node consolidation: nodes whose pods fit on the remaining nodes, or on new nodes that cost less.
-//!
-//! Candidates are removed in simulation one at a time, cumulatively with those already accepted.
+//! Consolidation: nodes whose pods fit on the remaining nodes, or on new nodes, at less cost.
+
+pub mod backoff;
+pub mod market_value;
+pub mod objective;
+pub mod order;
+pub mod search;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::ResourceExt;
 
 use crate::decisions::disruption::blocks::budget_block_of_claim;
-use crate::decisions::disruption::candidates::{Candidate, PoolAllowance, allowances, candidates};
+use crate::decisions::disruption::candidates::{Candidate, allowances, candidates};
+use crate::decisions::disruption::consolidation::backoff::Backoff;
+use crate::decisions::disruption::consolidation::market_value::Market;
+use crate::decisions::disruption::consolidation::objective::PoolTerms;
+use crate::decisions::disruption::consolidation::order::{Source, by_surplus};
+use crate::decisions::disruption::consolidation::search::{Judgment, Limits, search};
+use crate::decisions::disruption::eviction_cost::{EvictionUnits, of_node};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::simulate::Outcome;
+use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
-use crate::state::instance_types::InstanceTypes;
+use crate::state::instance_types::{InstanceTypes, ReadyPool};
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
 
-/// Maximum number of candidates that one pass simulates.
-pub const MAX_CANDIDATES: usize = 20;
-/// A node is removed only when that saves at least its price divided by this: moving pods has a cost, too.
-const MIN_SAVING_DIVISOR: i64 = 10;
+/// Maximum number of pods that one decision moves, unless a single node has more.
+const MAX_PODS: usize = 3_000;
 
-/// One pass over the candidates.
+/// What is known of earlier decisions. Without it a decision repeats attempts in vain, nothing else.
+#[derive(Debug, Default)]
+pub struct Memory {
+    pub backoff: Backoff,
+    cursor: String,
+}
+
+/// The parameters of a decision.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Pools that may launch nodes.
+    pub pools: &'a [ReadyPool],
+    pub types: &'a InstanceTypes,
+    /// Maximum number of nodes to remove.
+    pub most: usize,
+    pub now: UnixMillis,
+}
+
+/// The nodes that may be removed now.
 #[derive(Debug)]
 pub struct Consolidation {
     /// Claims whose nodes would be candidates, and what blocks their disruption.
     pub blocked: Vec<(String, String)>,
-    allowances: BTreeMap<String, PoolAllowance>,
-    accepted: BTreeSet<String>,
-    saved: i64,
-    /// Maximum number of accepted claims. Members of a larger set alone may save nothing.
-    most: usize,
+    /// NodePools with an invalid annotation, and what to write.
+    pub errors: Vec<(String, String)>,
+    /// In order.
+    sources: Vec<Source>,
+    limits: Limits,
+    terms: BTreeMap<String, PoolTerms>,
+}
+
+/// The nodes to remove.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    pub claims: Vec<String>,
+    /// Price of the removed nodes less that of the new ones, per hour.
+    pub saving: MicroUsd,
+    /// Pods that move.
+    pub pods: usize,
+    pub units: EvictionUnits,
+    /// Number of plans.
+    pub plans: usize,
 }
 
 impl Consolidation {
-    /// Begins a pass that accepts at most `most` candidates: returns the candidates to simulate, in order.
-    pub fn begin(
-        state: &ClusterState,
-        holds: &Holds,
-        types: &InstanceTypes,
-        most: usize,
-        now: UnixMillis,
-    ) -> (Self, Vec<Candidate>) {
+    /// The candidates.
+    pub fn begin(state: &ClusterState, holds: &Holds, memory: &mut Memory, request: Request<'_>) -> Self {
+        let Request { pools, types, most, now } = request;
+        memory.backoff.forget(now);
         let allowances = allowances(state, DisruptionReason::Underutilized, now);
-        let mut order = candidates(state, holds, types);
-        order.retain(|candidate| {
-            let pool = state.pools.get(&candidate.pool);
-            allowances.get(&candidate.pool).zip(pool).is_some_and(|(allowance, pool)| {
-                let held = holds.by_claim.contains_key(&candidate.claim);
-                is_eligible(candidate, allowance, &pool.spec.disruption.consolidation_policy, held, now)
-            })
+        let mut out = Self {
+            blocked: Vec::new(),
+            errors: Vec::new(),
+            sources: Vec::new(),
+            limits: Limits { nodes: most, pods: MAX_PODS, of_pools: BTreeMap::new() },
+            terms: BTreeMap::new(),
+        };
+        for (name, pool) in &state.pools {
+            let (terms, errors) = PoolTerms::of(pool);
+            out.terms.insert(name.clone(), terms);
+            out.errors.extend(errors.into_iter().map(|error| (name.clone(), error)));
+        }
+        out.limits.of_pools = allowances.iter().map(|(pool, allowance)| (pool.clone(), allowance.nodes)).collect();
+        let nodes: Vec<Candidate> =
+            candidates(state, holds, types).into_iter().filter(|candidate| candidate.pods > 0).collect();
+        let used: BTreeSet<&String> = nodes.iter().map(|candidate| &candidate.pool).collect();
+        let market = Market::new(pools.iter().filter(|ready| used.contains(&ready.pool.name_any())));
+        for candidate in nodes {
+            let (Some(pool), Some(terms)) = (state.pools.get(&candidate.pool), out.terms.get_mut(&candidate.pool))
+            else {
+                continue;
+            };
+            let source = source(state, &market, &candidate, now);
+            terms.add(MicroUsd(source.price.0 - source.surplus), source.units);
+            let disruption = &pool.spec.disruption;
+            let after = allowances.get(&candidate.pool).and_then(|allowance| allowance.consolidate_after);
+            let held = holds.by_claim.contains_key(&candidate.claim);
+            if is_eligible(&candidate, after, &disruption.consolidation_policy, held, now)
+                && !memory.backoff.leaves_out(&candidate.claim, now)
+            {
+                match budget_block_of_claim(state, &candidate.claim) {
+                    Some(why) => out.blocked.push((candidate.claim, why)),
+                    None => out.sources.push(source),
+                }
+            }
+        }
+        for source in &mut out.sources {
+            source.gain =
+                source.price.0 - out.terms.get(&source.pool).map_or(0, |terms| terms.eviction_cost(source.units).0);
+        }
+        by_surplus(&mut out.sources);
+        out
+    }
+
+    /// Number of candidates.
+    pub fn candidates(&self) -> usize {
+        self.sources.len()
+    }
+
+    /// Decides. `simulate` plans the removal of claims, `None` where the planner fails. Takes as long as that does for each set that is tried.
+    pub fn decide(
+        &self,
+        memory: &mut Memory,
+        mut simulate: impl FnMut(&BTreeSet<String>) -> Option<Outcome>,
+        now: UnixMillis,
+    ) -> Decision {
+        if self.sources.is_empty() {
+            return Decision::default();
+        }
+        // Other pods need new nodes, whatever is removed.
+        let Some(present) = simulate(&BTreeSet::new()) else { return Decision::default() };
+        let mut best = (0, MicroUsd(0));
+        let choice = search(&self.sources, &self.limits, &memory.cursor, |set| {
+            let Some(outcome) = simulate(&self.claims(set)) else { return Judgment::Unknown };
+            let is_stuck = |at: &&usize| outcome.obstacles.contains_key(&self.sources[**at].claim);
+            let stuck: BTreeSet<usize> = set.iter().filter(is_stuck).copied().collect();
+            if !stuck.is_empty() {
+                return Judgment::Stuck(stuck);
+            }
+            let found = self.worth(set, &present, &outcome);
+            best = best.max(found);
+            Judgment::Worth(found.0)
         });
-        sort_by_price_per_pod(&mut order);
-        let mut blocked = Vec::new();
-        let mut chosen = Vec::new();
-        for candidate in order {
-            if chosen.len() == MAX_CANDIDATES {
-                break;
-            }
-            match budget_block_of_claim(state, &candidate.claim) {
-                Some(why) => blocked.push((candidate.claim, why)),
-                None => chosen.push(candidate),
-            }
+        memory.cursor = choice.cursor;
+        for claim in self.claims(&choice.stuck) {
+            memory.backoff.blocked(&claim, now);
         }
-        (Self { blocked, allowances, accepted: BTreeSet::new(), saved: 0, most }, chosen)
-    }
-
-    /// Claims to remove in the simulation of this candidate; `None` when its pool or the pass allows no more.
-    pub fn removal(&self, candidate: &Candidate) -> Option<BTreeSet<String>> {
-        if self.accepted.len() >= self.most {
-            return None;
-        }
-        self.allowances.get(&candidate.pool).filter(|allowance| allowance.nodes > 0)?;
-        let mut without = self.accepted.clone();
-        without.insert(candidate.claim.clone());
-        Some(without)
-    }
-
-    /// Accepts a candidate whose simulated removal saves enough.
-    pub fn record(&mut self, candidate: &Candidate, outcome: &Outcome) {
-        let Some(saving) = saving(outcome) else { return };
-        if saving - self.saved >= candidate.price.0 / MIN_SAVING_DIVISOR {
-            self.saved = saving;
-            if let Some(allowance) = self.allowances.get_mut(&candidate.pool) {
-                allowance.nodes -= 1;
-            }
-            self.accepted.insert(candidate.claim.clone());
+        let chosen = || choice.chosen.iter().map(|at| &self.sources[*at]);
+        Decision {
+            claims: self.claims(&choice.chosen).into_iter().collect(),
+            saving: best.1,
+            pods: chosen().map(|source| source.pods).sum(),
+            units: EvictionUnits(chosen().map(|source| source.units.0).sum()),
+            plans: choice.plans + 1,
         }
     }
 
-    /// The accepted claims, and what their removal saves per hour.
-    pub fn finish(self) -> (Vec<String>, MicroUsd) {
-        (self.accepted.into_iter().collect(), MicroUsd(self.saved))
+    fn claims(&self, set: &BTreeSet<usize>) -> BTreeSet<String> {
+        set.iter().map(|at| self.sources[*at].claim.clone()).collect()
+    }
+
+    /// What a removal is worth, micro-USD per hour, and what it saves.
+    fn worth(&self, set: &BTreeSet<usize>, present: &Outcome, outcome: &Outcome) -> (i64, MicroUsd) {
+        let sum = |of: &dyn Fn(&Source) -> i64| set.iter().map(|at| of(&self.sources[*at])).sum::<i64>();
+        let paid = |outcome: &Outcome| outcome.purchases.values().map(|price| price.0).sum::<i64>();
+        let cost = |outcome: &Outcome| {
+            let of = |(pool, price): (&Arc<str>, &MicroUsd)| self.terms_of(pool).purchase_cost(*price).0;
+            outcome.purchases.iter().map(of).sum::<i64>()
+        };
+        let purchases = paid(outcome) - paid(present);
+        let saving = sum(&|source| source.price.0) - purchases;
+        let worth = sum(&|source| source.gain) - (cost(outcome) - cost(present));
+        let needed = sum(&|source| self.terms_of(&source.pool).needed_saving(source.price, purchases > 0).0);
+        (if saving < needed { worth.min(0) } else { worth }, MicroUsd(saving))
+    }
+
+    fn terms_of(&self, pool: &str) -> PoolTerms {
+        self.terms.get(pool).copied().unwrap_or_default()
     }
 }
 
-/// Whether a candidate may be simulated. `held` says whether a pod is expected on it.
-fn is_eligible(candidate: &Candidate, allowance: &PoolAllowance, policy: &str, held: bool, now: UnixMillis) -> bool {
-    let quiet = allowance.consolidate_after.is_some_and(|after| candidate.quiet_since.is_older_than(after, now));
+/// Whether a candidate may be removed. `held` says whether a pod is expected on it.
+fn is_eligible(candidate: &Candidate, after: Option<Duration>, policy: &str, held: bool, now: UnixMillis) -> bool {
+    let quiet = after.is_some_and(|after| candidate.quiet_since.is_older_than(after, now));
     quiet && policy != "WhenEmpty" && candidate.pods > 0 && !candidate.protected && !held
 }
 
-/// Hourly saving of a removal, in micro-USD, when it is acceptable.
-fn saving(outcome: &Outcome) -> Option<i64> {
-    // Replacing a spot node by a spot node would trade a running node for one that may be interrupted sooner. A new node without room for
-    // the pods of a DaemonSet costs less only because of that.
-    let may_purchase = !outcome.any_spot && !outcome.daemons_left_out;
-    (outcome.complete && (outcome.new_nodes == 0 || may_purchase)).then_some(outcome.saving)
-}
-
-/// Descending by price per pod that has to move.
-fn sort_by_price_per_pod(candidates: &mut [Candidate]) {
-    candidates.sort_by(|a, b| {
-        let price = |candidate: &Candidate| i128::from(candidate.price.0);
-        let pods = |candidate: &Candidate| i128::try_from(candidate.pods).unwrap_or(i128::MAX);
-        (price(b) * pods(a)).cmp(&(price(a) * pods(b))).then_with(|| a.claim.cmp(&b.claim))
-    });
+/// A candidate with the market value of its pods and what their eviction costs. Its gain is not known yet.
+fn source(state: &ClusterState, market: &Market, candidate: &Candidate, now: UnixMillis) -> Source {
+    let pods = || state.pods_on(&candidate.node).filter(|pod| pod.needs_another_node());
+    let (mut load, mut largest) = (Resources::default(), Resources::default());
+    for entry in pods().filter_map(|pod| pod.entry.as_ref().ok()) {
+        load.add(&entry.class.requests);
+        largest.raise_to(&entry.class.requests);
+    }
+    // Where nothing can be bought, the pods are worth what they cost now.
+    let market_value = market.value(&candidate.pool, &load, &largest).unwrap_or(candidate.price);
+    Source {
+        claim: candidate.claim.clone(),
+        pool: candidate.pool.clone(),
+        price: candidate.price,
+        pods: candidate.pods,
+        units: of_node(pods(), now),
+        surplus: candidate.price.0.saturating_sub(market_value.0),
+        gain: 0,
+    }
 }
 
 #[cfg(test)]

@@ -83,6 +83,7 @@ mod tests {
     fn candidate(claim: &str, pods: usize, quiet_since: i64, price: i64) -> Candidate {
         Candidate {
             claim: claim.into(),
+            node: claim.into(),
             pool: "p".into(),
             pods,
             quiet_since: UnixMillis(quiet_since),

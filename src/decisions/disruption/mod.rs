@@ -9,6 +9,7 @@ pub mod departure;
 pub mod drift_order;
 pub mod drift_replacement;
 pub mod emptiness;
+pub mod eviction_cost;
 pub mod late_nodes;
 pub mod mark;
 pub mod marked;

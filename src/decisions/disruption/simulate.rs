@@ -1,80 +1,121 @@
 //! Simulated removal of nodes: the plan for the cluster without them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use kube::ResourceExt;
 
+use crate::api::NodeClaim;
 use crate::decisions::disruption::late_nodes::pools_with_late_nodes;
 use crate::decisions::provisioning::supply_quarantine::SupplyQuarantine;
 use crate::decisions::snapshot::snapshot;
 use crate::model::offering::CapacityType;
 use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
+use crate::model::units::MicroUsd;
 use crate::planner::plan;
-use crate::state::instance_types::{InstanceTypes, offering_of};
+use crate::state::instance_types::offering_of;
 use crate::state::plan_record::Holds;
-use crate::state::pods::PodRecord;
 use crate::state::snapshot::{Snapshot, SnapshotRequest};
 use crate::state::snapshot_cache::SnapshotCache;
 use crate::state::tables::ClusterState;
 
+/// Why the removal of a node is not complete, or not wanted to save costs. The first of several counts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Obstacle {
+    /// Plans fail over the node.
+    LeftOutOfPlans,
+    /// A pod fits on no node and no new node.
+    NoPlace,
+    /// A pod goes to a node where no hold can be written: one that is not ours, or not initialized.
+    NoHold,
+    /// A pod needs a new node of a NodePool whose newest node does not start up: that of this NodeClaim.
+    LateNode(String),
+    /// The spec of a pod is invalid, so that where it fits is not known.
+    InvalidPod,
+    /// A new node would be without the pods of a DaemonSet that is left out of plans.
+    DaemonLeftOut,
+    /// A pod of a spot node goes to a new spot node, which may be interrupted sooner than the one that runs.
+    SpotToSpot,
+}
+
+impl Obstacle {
+    /// Whether a drifted node stays, too: the price of its replacement does not matter.
+    fn concerns_drift(&self) -> bool {
+        matches!(self, Self::LeftOutOfPlans | Self::NoPlace | Self::NoHold | Self::LateNode(_))
+    }
+}
+
 /// Result of a simulated removal.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Every pod of the removed nodes has a node: an initialized node of ours, where a hold can be written, or a new node.
-    pub complete: bool,
-    /// The NodeClaim whose node does not start up, and of whose NodePool new nodes would be: the removal is not complete.
-    pub late_node: Option<String>,
-    /// Number of new nodes.
-    pub new_nodes: usize,
-    /// Whether a removed node is a spot instance.
-    pub any_spot: bool,
-    /// Whether a DaemonSet is left out of plans, so that new nodes reserve nothing for its pods.
-    pub daemons_left_out: bool,
-    /// Price of the removed nodes less that of the new nodes, micro-USD per hour.
-    pub saving: i64,
+    /// Cost of the new nodes per hour, by NodePool, those of other pending pods included.
+    pub purchases: BTreeMap<Arc<str>, MicroUsd>,
+    /// The removed claims whose nodes should stay.
+    pub obstacles: BTreeMap<String, Obstacle>,
+}
+
+impl Outcome {
+    /// Whether every pod of the removed nodes has a place, at any price.
+    pub fn is_complete(&self) -> bool {
+        !self.obstacles.values().any(Obstacle::concerns_drift)
+    }
+
+    /// The NodeClaim whose node does not start up, for which the removal is not complete.
+    pub fn late_node(&self) -> Option<&str> {
+        self.obstacles.values().find_map(|obstacle| match obstacle {
+            Obstacle::LateNode(claim) => Some(claim.as_str()),
+            _ => None,
+        })
+    }
 }
 
 /// Nodes to remove, with the snapshot of the cluster without them.
 #[derive(Debug)]
 pub struct Removal {
     snapshot: Snapshot,
-    /// Keys of the pods on the removed nodes.
-    moving: BTreeSet<String>,
-    of_unknown: bool,
-    any_spot: bool,
+    /// The removed claim by pod, `namespace/name`.
+    moving: HashMap<String, String>,
+    /// The removed claims of spot nodes.
+    spot: BTreeSet<String>,
+    /// Obstacles that need no plan.
+    known: BTreeMap<String, Obstacle>,
     daemons_left_out: bool,
     /// NodePools of which no new node is bought, with a NodeClaim whose node does not start up.
     late: BTreeMap<String, String>,
-    /// Price of the removed nodes, micro-USD per hour.
-    price: i64,
 }
 
 impl Removal {
     /// Prepares the removal of the nodes of the claims in `request.without`.
-    pub fn new(
-        state: &ClusterState,
-        holds: &Holds,
-        types: &InstanceTypes,
-        cache: &mut SnapshotCache,
-        request: SnapshotRequest<'_>,
-    ) -> Self {
-        let claims = || request.without.iter().filter_map(|name| state.claims.get(name));
-        let mut moving = BTreeSet::new();
-        for node in claims().filter_map(|claim| state.node_of(claim)) {
-            moving.extend(state.pods_on(&node.name_any()).map(PodRecord::key));
-        }
-        let is_spot = |capacity_type| capacity_type == CapacityType::Spot;
+    pub fn new(state: &ClusterState, holds: &Holds, cache: &mut SnapshotCache, request: SnapshotRequest<'_>) -> Self {
+        let claims = || request.without.iter().filter_map(|name| state.claims.get_key_value(name));
+        let nodes = || claims().filter_map(|(name, claim)| Some((name, state.node_of(claim)?.name_any())));
         let late = pools_with_late_nodes(state, request.now);
-        let snapshot = snapshot(state, holds, cache, request);
-        let nodes: BTreeSet<String> =
-            claims().filter_map(|claim| state.node_of(claim)).map(|node| node.name_any()).collect();
+        let mut snapshot = snapshot(state, holds, cache, request);
+        let (mut moving, mut known) = (HashMap::new(), BTreeMap::new());
+        for (name, node) in nodes() {
+            for pod in state.pods_on(&node) {
+                moving.insert(pod.key(), name.clone());
+                match &pod.entry {
+                    _ if !pod.reschedulable() => {}
+                    // No successor takes room for it, but someone creates it again.
+                    Ok(entry) if entry.owner.is_none() => snapshot.problem.pods.push(entry.clone()),
+                    Ok(_) => {}
+                    Err(_) => {
+                        known.insert(name.clone(), Obstacle::InvalidPod);
+                    }
+                }
+            }
+            if snapshot.panicked_nodes.contains(&node) {
+                known.insert(name.clone(), Obstacle::LeftOutOfPlans);
+            }
+        }
+        let is_spot = |claim: &NodeClaim| offering_of(claim).is_some_and(|(_, _, kind)| kind == CapacityType::Spot);
         Self {
-            of_unknown: snapshot.panicked_nodes.iter().any(|name| nodes.contains(name)),
-            any_spot: claims().any(|claim| offering_of(claim).is_some_and(|(_, _, kind)| is_spot(kind))),
+            spot: claims().filter(|(_, claim)| is_spot(claim)).map(|(name, _)| name.clone()).collect(),
+            known,
             daemons_left_out: false,
             late,
-            price: claims().map(|claim| types.price(claim).0).sum(),
             snapshot,
             moving,
         }
@@ -83,7 +124,7 @@ impl Removal {
     /// Leaves out pods that do not move: those that plans fail over.
     pub fn leave_out(&mut self, is_left_out: impl Fn(&PodClass) -> bool) {
         let Self { snapshot, moving, .. } = self;
-        snapshot.problem.pods.retain(|pod| moving.contains(&*pod.key) || !is_left_out(&pod.class));
+        snapshot.problem.pods.retain(|pod| moving.contains_key(&*pod.key) || !is_left_out(&pod.class));
     }
 
     /// Leaves out the NodePools, nodes and DaemonSets that plans fail over.
@@ -97,102 +138,43 @@ impl Removal {
         self.daemons_left_out = quarantine.leaves_out_daemon_sets(now);
     }
 
-    /// Whether the state of a removed node could not be read.
-    pub fn is_of_unknown(&self) -> bool {
-        self.of_unknown
-    }
-
     /// Plans. Takes as long as the planner does.
     pub fn simulate(&self) -> Outcome {
         let problem = &self.snapshot.problem;
         let plan = plan(problem, &self.snapshot.column_cache);
-        // Other pending or displaced pods do not affect the outcome.
-        let moves = |pod: &usize| self.moving.contains(&*problem.pods[*pod].key);
-        // Only existing nodes of ours that are initialized: holds are written on NodeClaims.
-        let holdable = plan.placements.iter().filter(|placement| placement.pods.iter().any(moves)).all(|placement| {
-            problem.nodes[placement.node].initialized && self.snapshot.node_refs[placement.node].claim.is_some()
-        });
-        let mut bought = plan.new_nodes.iter().filter(|node| node.pods.iter().any(moves));
-        let late_node = bought.find_map(|node| self.late.get(&*problem.pools[node.pool].name)).cloned();
-        Outcome {
-            complete: holdable
-                && late_node.is_none()
-                && !plan.unschedulable.iter().any(|left_out| moves(&left_out.pod)),
-            late_node,
-            new_nodes: plan.new_nodes.len(),
-            any_spot: self.any_spot,
-            daemons_left_out: self.daemons_left_out,
-            saving: self.price - plan.cost.0,
+        let mut out = Outcome { obstacles: self.known.clone(), ..Outcome::default() };
+        for node in &plan.new_nodes {
+            let pool = &problem.pools[node.pool].name;
+            let price = node.choices.first().map_or(0, |choice| choice.price.0);
+            out.purchases.entry(Arc::clone(pool)).or_default().0 += price;
+            let is_spot = node.choices.iter().any(|choice| choice.capacity_type == CapacityType::Spot);
+            self.find_obstacles(&mut out, &node.pods, |claim| {
+                let late = self.late.get(&**pool).map(|claim| Obstacle::LateNode(claim.clone()));
+                late.or(self.daemons_left_out.then_some(Obstacle::DaemonLeftOut))
+                    .or((is_spot && self.spot.contains(claim)).then_some(Obstacle::SpotToSpot))
+            });
+        }
+        for placement in &plan.placements {
+            // Holds are written on NodeClaims.
+            let is_ours = self.snapshot.node_refs[placement.node].claim.is_some();
+            let may_hold = is_ours && problem.nodes[placement.node].initialized;
+            self.find_obstacles(&mut out, &placement.pods, |_| (!may_hold).then_some(Obstacle::NoHold));
+        }
+        let left_out: Vec<usize> = plan.unschedulable.iter().map(|left_out| left_out.pod).collect();
+        self.find_obstacles(&mut out, &left_out, |_| Some(Obstacle::NoPlace));
+        out
+    }
+
+    /// Adds the obstacle of each removed claim that one of the pods is from. Other pending or displaced pods are no obstacle.
+    fn find_obstacles(&self, out: &mut Outcome, pods: &[usize], obstacle: impl Fn(&str) -> Option<Obstacle>) {
+        for claim in pods.iter().filter_map(|pod| self.moving.get(&*self.snapshot.problem.pods[*pod].key)) {
+            if let Some(found) = obstacle(claim) {
+                let first = out.obstacles.entry(claim.clone()).or_insert_with(|| found.clone());
+                *first = found.min(first.clone());
+            }
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::time::Duration;
-
-    use serde_json::json;
-
-    use super::*;
-    use crate::decisions::provisioning::supply_quarantine::Source;
-    use crate::model::labels;
-    use crate::planner::input::settings::Settings;
-    use crate::state::instance_types::ReadyPool;
-    use crate::state::node_state::BOOT_TIMEOUT;
-    use crate::test_support::objects;
-
-    #[test]
-    fn an_outcome_states_that_new_nodes_reserve_nothing_for_a_daemon_set() {
-        let (state, settings, without) = (ClusterState::default(), Settings::default(), BTreeSet::new());
-        let (mut quarantine, now) = (SupplyQuarantine::default(), UnixMillis(1_000_000));
-        quarantine.add(Source::Node("n".into()), None, false, now);
-        for left_out in [false, true] {
-            if left_out {
-                quarantine.add(Source::DaemonSet("n/d".into()), None, false, now);
-            }
-            let request = SnapshotRequest { pools: &[], settings: &settings, without: &without, now };
-            let (holds, types) = (Holds::default(), InstanceTypes::default());
-            let mut removal = Removal::new(&state, &holds, &types, &mut SnapshotCache::default(), request);
-            removal.leave_out_supply(&quarantine, |_| None, now);
-            assert_eq!(removal.simulate().daemons_left_out, left_out);
-        }
-    }
-
-    #[test]
-    fn a_removal_that_needs_a_node_of_a_pool_whose_newest_node_does_not_start_up_is_not_complete() {
-        let pool = |name: &str| {
-            let (pool, catalog) = (objects::node_pool(name, &json!({})), Arc::new(objects::catalog()));
-            ReadyPool { pool: Arc::new(pool), catalog }
-        };
-        let (now, settings, without) = (UnixMillis(10_000_000), Settings::default(), ["old".to_owned()].into());
-        let put = |state: &mut ClusterState, name: &str, age: Duration, conditions: &[&str]| {
-            let meta = json!({"creationTimestamp": (now - age).rfc3339(), "labels": {(labels::NODE_POOL): "p"}});
-            let status = objects::launched(name, conditions);
-            state.apply_claim(objects::claim(name, &json!({"metadata": meta, "status": status})));
-        };
-        for (case, pools, late, late_node) in [
-            ("no late node", vec![pool("p")], false, None),
-            ("a late node", vec![pool("p")], true, Some("late")),
-            ("a late node of another pool", vec![pool("q")], true, None),
-        ] {
-            let mut state = ClusterState::default();
-            put(&mut state, "old", BOOT_TIMEOUT * 2, &["Initialized"]);
-            if late {
-                put(&mut state, "late", BOOT_TIMEOUT, &[]);
-            }
-            state.apply_node(objects::node("node-old", &json!({"spec": {"providerID": "aws:///z/old"}})));
-            let owner =
-                json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
-            let spec =
-                json!({"nodeName": "node-old", "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]});
-            state.apply_pod(&objects::pod("a", &json!({"metadata": {"ownerReferences": [owner]}, "spec": spec})), now);
-            let request = SnapshotRequest { pools: &pools, settings: &settings, without: &without, now };
-            let (holds, types) = (Holds::default(), InstanceTypes::new(&pools));
-            let removal = Removal::new(&state, &holds, &types, &mut SnapshotCache::default(), request);
-            let outcome = removal.simulate();
-            assert_eq!((outcome.new_nodes, outcome.complete), (1, late_node.is_none()), "{case}");
-            assert_eq!(outcome.late_node.as_deref(), late_node, "{case}");
-        }
-    }
-}
+mod tests;

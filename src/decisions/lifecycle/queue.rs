@@ -12,6 +12,7 @@ use crate::decisions::termination::drain_order;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
+use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
 
 /// First and longest wait after a failed step; the wait doubles.
@@ -150,7 +151,7 @@ fn is_unneeded(state: &ClusterState, claim: &NodeClaim, now: UnixMillis) -> bool
         && !is_held
         && !protects(node.annotations())
         && !protects(claim.annotations())
-        && !state.pods_on(&node.name_any()).any(|pod| pod.reschedulable() || pod.recreated_in_place())
+        && !state.pods_on(&node.name_any()).any(PodRecord::needs_another_node)
 }
 
 #[cfg(test)]

@@ -161,6 +161,7 @@ fn the_leader_shows_what_its_loops_decided() {
         json!({
             "last_plan": {"at": "1970-01-01T00:01:30Z", "milliseconds": 12, "pods": 4, "new_nodes": 1, "on_existing": 2, "left_out": 1},
             "last_consolidation": {"at": "1970-01-01T00:01:35Z", "paused": "node_booting", "candidates": 0, "blocked": 0, "chosen": 0,
+                "pods": 0, "plans": 0, "milliseconds": 0,
                 "usd_per_hour_saved": 0.25},
             "quarantined_pod_classes": {"items": [{"namespace": "n", "cause": "planner_panic", "until": "1970-01-01T00:02:10Z"}], "truncated": 4},
             "quarantined_supply": {"items": [{"kind": "node", "name": "node-9", "until": "1970-01-01T00:02:20Z"}], "truncated": 0},

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::clock;
 use crate::controllers::disruption::consolidation;
+use crate::decisions::disruption::consolidation::Memory;
 use crate::decisions::disruption::consolidation_pause::PendingPods;
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::model::time::UnixMillis;
@@ -34,7 +35,9 @@ async fn the_leader_adds_its_caps_its_quarantine_and_its_last_decisions() {
     lock(&ctx.quarantine).add(&class, Cause::NodeClaimRejected, now);
     ctx.cluster
         .update(|state| state.apply_pod(&objects::pod("b", &json!({"status": {"conditions": [condition]}})), now));
-    assert!(consolidation::choose(&ctx, &[], &InstanceTypes::new(&[]), &mut PendingPods::default()).await.is_empty());
+    let (memory, pending) = (&mut Memory::default(), &mut PendingPods::default());
+    let chosen = consolidation::choose(memory, pending, &ctx, &Arc::default(), &InstanceTypes::default()).await;
+    assert!(chosen.is_empty());
     ctx.derived.holds(&ctx.cluster.read(), now);
     let shown = document(&sources, now);
     let (leader, most) = (&shown["leader"], ctx.settings.max_purchases_per_minute);

@@ -1,50 +1,50 @@
-use std::time::Duration;
-
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::model::labels;
+use crate::state::pods::PodRecord;
 use crate::test_support::objects;
+use crate::test_support::small_cluster::{NOW, SmallCluster};
 
-fn candidate(claim: &str, pods: usize, price: i64) -> Candidate {
-    Candidate {
-        claim: claim.into(),
-        pool: "p".into(),
-        pods,
-        quiet_since: UnixMillis(0),
-        protected: false,
-        price: MicroUsd(price),
+/// Nodes of the cluster that are removed now, with what was decided.
+fn decide_with(cluster: &SmallCluster, memory: &mut Memory, most: usize, now: UnixMillis) -> Decision {
+    let types = cluster.types();
+    let request = Request { pools: &cluster.pools, types: &types, most, now };
+    let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), memory, request);
+    consolidation.decide(memory, |without| Some(cluster.removal(without).simulate()), now)
+}
+
+fn decide(cluster: &SmallCluster) -> Decision {
+    decide_with(cluster, &mut Memory::default(), 1_000, NOW)
+}
+
+fn remove(cluster: &mut SmallCluster, claim: &str) {
+    let pods: Vec<_> = cluster.state.pods_on(claim).map(PodRecord::key).collect();
+    for pod in pods {
+        cluster.state.delete_pod(&pod, NOW - Duration::from_hours(1));
     }
+    cluster.state.delete_claim(claim);
+    cluster.state.delete_node(claim);
 }
 
-fn outcome(complete: bool, new_nodes: usize, any_spot: bool) -> Outcome {
-    Outcome { complete, late_node: None, new_nodes, any_spot, daemons_left_out: false, saving: 5 }
-}
-
-#[test]
-fn a_spot_node_is_replaced_by_existing_room_but_not_by_a_new_node() {
-    assert_eq!(saving(&outcome(true, 1, false)), Some(5));
-    assert_eq!(saving(&outcome(true, 0, true)), Some(5));
-    assert_eq!(saving(&outcome(true, 1, true)), None);
-    assert_eq!(saving(&outcome(false, 0, false)), None, "a pod is left without a node");
-}
-
-#[test]
-fn a_node_is_not_replaced_by_a_new_one_without_room_for_a_daemon_set_that_is_left_out() {
-    let left_out = |new_nodes| Outcome { daemons_left_out: true, ..outcome(true, new_nodes, false) };
-    assert_eq!([0, 1].map(|new_nodes| saving(&left_out(new_nodes))), [Some(5), None]);
+fn no_purchases() -> Value {
+    json!({"spec": {"limits": {"cpu": "0"}}})
 }
 
 #[test]
 fn b42_a_nominated_node_is_not_consolidated() {
     let candidate = |pods, quiet_since, protected| Candidate {
+        claim: "c".into(),
+        node: "x".into(),
+        pool: "p".into(),
+        pods,
         quiet_since: UnixMillis(quiet_since),
         protected,
-        ..candidate("c", pods, 1)
+        price: MicroUsd(1),
     };
     let ten = Some(Duration::from_millis(10));
     let policy = "WhenEmptyOrUnderutilized";
-    for (case, candidate, consolidate_after, policy, held, want) in [
+    for (case, candidate, after, policy, held, want) in [
         ("its pods may move", candidate(2, 0, false), ten, policy, false, true),
         ("a pod is held for it", candidate(2, 0, false), ten, policy, true, false),
         ("it is empty", candidate(0, 0, false), ten, policy, false, false),
@@ -53,71 +53,239 @@ fn b42_a_nominated_node_is_not_consolidated() {
         ("Never", candidate(2, 0, false), None, policy, false, false),
         ("only when empty", candidate(2, 0, false), ten, "WhenEmpty", false, false),
     ] {
-        let allowance = PoolAllowance { consolidate_after, nodes: 1 };
-        assert_eq!(is_eligible(&candidate, &allowance, policy, held, UnixMillis(100)), want, "{case}");
+        assert_eq!(is_eligible(&candidate, after, policy, held, UnixMillis(100)), want, "{case}");
     }
 }
 
 #[test]
-fn the_most_expensive_node_per_pod_is_first() {
-    let mut order = vec![candidate("full", 10, 100), candidate("light", 1, 50), candidate("same", 1, 10)];
-    sort_by_price_per_pod(&mut order);
-    assert_eq!(order.iter().map(|candidate| &*candidate.claim).collect::<Vec<_>>(), ["light", "full", "same"]);
-}
-
-#[test]
-fn candidates_are_accepted_cumulatively_within_budget_and_minimum_saving() {
-    let allowance = PoolAllowance { consolidate_after: Some(Duration::ZERO), nodes: 2 };
-    let allowances = [("p".to_owned(), allowance)].into();
-    let mut pass = Consolidation { blocked: vec![], allowances, accepted: BTreeSet::new(), saved: 0, most: 9 };
-    let outcome = |saving| Outcome { saving, ..outcome(true, 0, false) };
-    let all = ["a", "b", "c", "d"].map(|name| candidate(name, 1, 100));
-    pass.record(&all[0], &outcome(50));
-    assert_eq!(pass.removal(&all[1]), Some(["a".to_owned(), "b".to_owned()].into()));
-    pass.record(&all[1], &outcome(59));
-    assert_eq!(pass.removal(&all[2]), Some(["a".to_owned(), "c".to_owned()].into()), "b saved less than a tenth");
-    pass.record(&all[2], &outcome(60));
-    assert_eq!(pass.removal(&all[3]), None, "the budget is used up");
-    assert_eq!(pass.finish(), (vec!["a".to_owned(), "c".to_owned()], MicroUsd(60)));
-}
-
-/// What a set saves says nothing about the members that a cap would leave of it.
-#[test]
-fn a_pass_accepts_no_more_nodes_than_may_be_disrupted_now() {
-    let allowance = PoolAllowance { consolidate_after: Some(Duration::ZERO), nodes: 9 };
-    let allowances = [("p".to_owned(), allowance)].into();
-    let mut pass = Consolidation { blocked: vec![], allowances, accepted: BTreeSet::new(), saved: 0, most: 1 };
-    let all = ["b", "a"].map(|name| candidate(name, 1, 100));
-    assert!(pass.removal(&all[0]).is_some());
-    pass.record(&all[0], &Outcome { saving: 50, ..outcome(true, 0, false) });
-    assert_eq!(pass.removal(&all[1]), None);
-    assert_eq!(pass.finish().0, ["b"]);
-}
-
-#[test]
-fn b49_nodes_whose_pods_a_budget_blocks_take_no_place_among_the_candidates() {
-    let mut state = ClusterState::default();
-    let disruption = json!({"consolidateAfter": "0s", "budgets": [{"nodes": "100%"}]});
-    state.apply_pool(objects::node_pool("p", &json!({"spec": {"disruption": disruption}})));
-    state
+fn b49_nodes_whose_pods_a_budget_blocks_are_reported_and_are_no_candidates() {
+    let mut cluster = SmallCluster::new(&[("p", no_purchases())]);
+    cluster
+        .state
         .pod_budgets
         .apply(&objects::pod_budget("b", &json!({"spec": {"selector": {"matchLabels": {"app": "blocked"}}}})));
-    for n in 0..MAX_CANDIDATES + 2 {
-        let (claim, node, id) = (format!("c{n:02}"), format!("x{n:02}"), format!("i-{n}"));
-        let meta = json!({"labels": {(labels::NODE_POOL): "p"}});
-        let status = objects::launched(&id, &["Initialized"]);
-        state.apply_claim(objects::claim(&claim, &json!({"metadata": meta, "status": status})));
-        let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
-        let spec = json!({"providerID": format!("aws:///z/{id}")});
-        state.apply_node(objects::node(&node, &json!({"spec": spec, "status": ready})));
-        let app = if n < MAX_CANDIDATES { "blocked" } else { "free" };
-        let pod = json!({"metadata": {"labels": {"app": app}}, "spec": {"nodeName": node}});
-        state.apply_pod(&objects::pod(&format!("p{n:02}"), &pod), UnixMillis(0));
+    for n in 0..24 {
+        let (name, app) = (format!("c{n:02}"), if n < 20 { "blocked" } else { "free" });
+        cluster.add_node(&name, "p", "small/on-demand");
+        cluster.add_pod(&format!("p{n:02}"), Some(&name), "1", &json!({"metadata": {"labels": {"app": app}}}));
     }
-    let now = UnixMillis(2_000_000_000_000);
-    let (pass, chosen) = Consolidation::begin(&state, &Holds::default(), &InstanceTypes::default(), 100, now);
-    assert_eq!(chosen.iter().map(|candidate| &*candidate.claim).collect::<Vec<_>>(), ["c20", "c21"]);
-    assert_eq!(pass.blocked.len(), MAX_CANDIDATES);
+    let types = cluster.types();
+    let request = Request { pools: &cluster.pools, types: &types, most: 100, now: NOW };
+    let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut Memory::default(), request);
+    assert_eq!((consolidation.candidates(), consolidation.blocked.len()), (4, 20));
     let why = "pdb prevents pod evictions: n/b allows no disruption of pod n/p00";
-    assert_eq!(pass.blocked[0], ("c00".to_owned(), why.to_owned()));
+    assert_eq!(consolidation.blocked[0], ("c00".to_owned(), why.to_owned()));
+    assert_eq!(decide(&cluster).claims, ["c20", "c21", "c22", "c23"], "their pods fit beside the blocked ones");
+}
+
+/// Expensive nodes with a pod that fits nowhere else come first in the order. The others are removed nevertheless, within few decisions,
+/// whatever the budget is.
+#[test]
+fn f1_immovable_expensive_nodes_hide_no_other() {
+    for (budget, most_decisions) in [("100%", 1), ("10%", 25), ("3", 35)] {
+        let budgets = json!({"spec": {"disruption": {"budgets": [{"nodes": budget}]}, "limits": {"cpu": "0"}}});
+        let mut cluster = SmallCluster::new(&[("p", budgets)]);
+        for n in 0..25 {
+            let name = format!("fixed{n:02}");
+            cluster.add_node(&name, "p", "large/on-demand");
+            let selector = json!({"spec": {"nodeSelector": {(labels::HOSTNAME): name}}});
+            cluster.add_pod(&name, Some(&name), "7500m", &selector);
+        }
+        for n in 0..50 {
+            let name = format!("movable{n:02}");
+            cluster.add_node(&name, "p", "small/on-demand");
+            cluster.add_pod(&name, Some(&name), "100m", &json!({}));
+        }
+        let (mut memory, mut now, mut decisions) = (Memory::default(), NOW, 0);
+        // 50 pods of 100m need three nodes, or less where they fit beside the immovable pods.
+        while cluster.state.claims.len() > 28 && decisions < most_decisions {
+            let decision = decide_with(&cluster, &mut memory, 1_000, now);
+            assert!(decision.claims.iter().all(|claim| claim.starts_with("movable")), "{decision:?}");
+            // Their pods go to the nodes that stay; 500m are free on each of the immovable ones.
+            for (at, claim) in decision.claims.iter().enumerate() {
+                remove(&mut cluster, claim);
+                let target = format!("fixed{:02}", (decisions + at) % 25);
+                cluster.add_pod(&format!("moved-{claim}"), Some(&target), "100m", &json!({}));
+            }
+            decisions += 1;
+            now += Duration::from_secs(35);
+        }
+        assert!(cluster.state.claims.len() <= 28, "{budget}: {} nodes are left", cluster.state.claims.len());
+    }
+}
+
+#[test]
+fn ten_percent_of_the_price_do_not_pay_for_17_evictions() {
+    // The replacement costs 90 % of the node.
+    let prices = |price| {
+        let offerings = |price| vec![objects::offering("z", price)];
+        let size = [("cpu", "8"), ("memory", "32Gi"), ("pods", "110")];
+        let types = [("large", 400_000), ("other", price)];
+        types.map(|(name, price)| Arc::new(objects::instance_type(name, &size, offerings(price))))
+    };
+    for (pods, price, removed) in [(17, 360_000, false), (1, 200_000, true), (17, 200_000, true), (17, 320_000, true)] {
+        let mut cluster = SmallCluster::new(&[("p", json!({}))]);
+        let catalog = crate::model::offering::Catalog { region: "r".into(), instance_types: prices(price).into() };
+        cluster.pools[0].catalog = Arc::new(catalog);
+        cluster.add_node("c", "p", "large/on-demand");
+        for n in 0..pods {
+            cluster.add_pod(&format!("a{n}"), Some("c"), &format!("{}m", 7_600 / pods), &json!({}));
+        }
+        assert_eq!(!decide(&cluster).claims.is_empty(), removed, "{pods} pods, {price}");
+    }
+}
+
+#[test]
+fn f18_a_spot_node_beside_an_on_demand_node_that_is_replaced() {
+    let mut cluster = SmallCluster::new(&[("p", json!({}))]);
+    // The pods of `large` need a new node, which costs less; that of `spot` has room on `b`.
+    cluster.add_node("large", "p", "large/on-demand");
+    cluster.add_pod("on-large", Some("large"), "1800m", &json!({}));
+    cluster.add_node("spot", "p", "small/spot");
+    cluster.add_pod("on-spot", Some("spot"), "300m", &json!({}));
+    cluster.add_node("b", "p", "small/spot");
+    cluster.add_pod("on-b", Some("b"), "1600m", &json!({}));
+    let decision = decide(&cluster);
+    assert_eq!((decision.claims, decision.saving), (vec!["large".to_owned(), "spot".to_owned()], MicroUsd(400_000)));
+}
+
+#[test]
+fn f18_demand_of_other_pods_hides_no_saving() {
+    let mut cluster = SmallCluster::new(&[("p", json!({}))]);
+    for name in ["a", "b"] {
+        cluster.add_node(name, "p", "small/on-demand");
+        cluster.add_pod(&format!("on-{name}"), Some(name), "500m", &json!({}));
+    }
+    let saving = |cluster: &SmallCluster| decide(cluster).saving.0;
+    assert_eq!(saving(&cluster), 160_000, "both go, for a spot node of 40,000");
+    for n in 0..5 {
+        // They fill their new nodes.
+        cluster.add_pod(&format!("waits{n}"), None, "8", &json!({}));
+    }
+    assert_eq!(saving(&cluster), 160_000);
+}
+
+#[test]
+fn f22_a_pod_without_a_controller_is_moved_last() {
+    let mut cluster = SmallCluster::new(&[("p", no_purchases())]);
+    for (name, patch) in [("bare", json!({"metadata": {"ownerReferences": null}})), ("web", json!({}))] {
+        cluster.add_node(name, "p", "small/on-demand");
+        cluster.add_pod(name, Some(name), "500m", &patch);
+    }
+    let decision = decide(&cluster);
+    assert_eq!((decision.claims, decision.units), (vec!["web".to_owned()], EvictionUnits(2_000)));
+}
+
+#[test]
+fn nodes_of_lower_eviction_cost_are_removed_first() {
+    let cost = |cost: &str| json!({"metadata": {"annotations": {(labels::POD_DELETION_COST): cost}}});
+    let young = json!({"metadata": {"creationTimestamp": NOW.rfc3339()}});
+    for (case, patch) in [
+        ("deletion cost", cost("1000000000")),
+        ("priority", json!({"spec": {"priority": 100_000_000}})),
+        ("age", young),
+    ] {
+        let mut cluster = SmallCluster::new(&[("p", no_purchases())]);
+        for (name, patch) in [("a", &patch), ("b", &json!({}))] {
+            cluster.add_node(name, "p", "small/on-demand");
+            cluster.add_pod(name, Some(name), "500m", patch);
+        }
+        assert_eq!(decide(&cluster).claims, ["b"], "{case}");
+    }
+}
+
+#[test]
+fn a_decision_respects_the_budgets_of_each_pool_and_the_cap() {
+    let budget = |nodes: &str| json!({"spec": {"disruption": {"budgets": [{"nodes": nodes}]}, "limits": {"cpu": "0"}}});
+    for (most, expected) in [(100, vec!["q0", "q1"]), (1, vec!["q0"]), (0, vec![])] {
+        let mut cluster = SmallCluster::new(&[("p", budget("0")), ("q", budget("2"))]);
+        for (pool, n) in [("p", 0), ("p", 1), ("p", 2), ("q", 0), ("q", 1), ("q", 2), ("q", 3)] {
+            let name = format!("{pool}{n}");
+            cluster.add_node(&name, pool, if pool == "p" { "large/on-demand" } else { "small/on-demand" });
+            cluster.add_pod(&name, Some(&name), "100m", &json!({}));
+        }
+        assert_eq!(decide_with(&cluster, &mut Memory::default(), most, NOW).claims, expected);
+    }
+}
+
+#[test]
+fn a_node_whose_pods_have_no_place_is_tried_again_after_its_backoff() {
+    let mut cluster = SmallCluster::new(&[("p", no_purchases())]);
+    cluster.add_node("a", "p", "small/on-demand");
+    cluster.add_pod("a", Some("a"), "1", &json!({}));
+    let (mut memory, minute) = (Memory::default(), Duration::from_mins(1));
+    let plans = |memory: &mut Memory, now: UnixMillis| decide_with(&cluster, memory, 9, now).plans;
+    assert!(plans(&mut memory, NOW) > 0);
+    assert_eq!(plans(&mut memory, NOW + minute / 2), 0);
+    assert!(plans(&mut memory, NOW + minute) > 0);
+    assert_eq!(plans(&mut memory, NOW + minute * 2), 0, "it doubled");
+}
+
+#[test]
+fn nothing_is_decided_where_the_planner_fails() {
+    let mut cluster = SmallCluster::new(&[("p", no_purchases())]);
+    for name in ["a", "b"] {
+        cluster.add_node(name, "p", "small/on-demand");
+        cluster.add_pod(name, Some(name), "500m", &json!({}));
+    }
+    let types = cluster.types();
+    let request = Request { pools: &cluster.pools, types: &types, most: 100, now: NOW };
+    let mut memory = Memory::default();
+    let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut memory, request);
+    assert_eq!(consolidation.decide(&mut memory, |_| None, NOW).claims, [""; 0]);
+    let without_present = |without: &BTreeSet<String>| (!without.is_empty()).then(Outcome::default);
+    assert_eq!(consolidation.decide(&mut memory, without_present, NOW).claims, [""; 0]);
+    assert_eq!(consolidation.decide(&mut memory, |_| Some(Outcome::default()), NOW).claims, ["a", "b"]);
+}
+
+/// Clusters with the planner itself: what is chosen never costs more than to keep everything, and is within 5 % of the best of all sets.
+#[test]
+fn the_objective_is_within_five_percent_of_exhaustive_search_with_the_planner() {
+    let mut failed = Vec::new();
+    for seed in 0..40 {
+        let rng = &mut fastrand::Rng::with_seed(seed);
+        let mut cluster = SmallCluster::new(&[("p", if seed % 4 == 0 { no_purchases() } else { json!({}) })]);
+        for n in 0..rng.usize(2..=6) {
+            let (name, large) = (format!("c{n}"), rng.bool());
+            let offering = format!(
+                "{}/{}",
+                if large { "large" } else { "small" },
+                if rng.u8(..4) == 0 { "spot" } else { "on-demand" }
+            );
+            cluster.add_node(&name, "p", &offering);
+            let mut free = if large { 8_000 } else { 2_000 };
+            for pod in 0..rng.usize(1..=if large { 8 } else { 4 }) {
+                let cpu = rng.i64(1..=8) * 200;
+                if cpu <= free {
+                    free -= cpu;
+                    cluster.add_pod(&format!("{name}-{pod}"), Some(&name), &format!("{cpu}m"), &json!({}));
+                }
+            }
+        }
+        let types = cluster.types();
+        let request = Request { pools: &cluster.pools, types: &types, most: 100, now: NOW };
+        let mut memory = Memory::default();
+        let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut memory, request);
+        let simulate = |set: &BTreeSet<String>| cluster.removal(set).simulate();
+        let present = simulate(&BTreeSet::new());
+        let worth = |mask: u32| {
+            let set = (0..consolidation.candidates()).filter(|at| mask >> at & 1 == 1).collect();
+            let outcome = simulate(&consolidation.claims(&set));
+            if outcome.obstacles.is_empty() { consolidation.worth(&set, &present, &outcome).0 } else { 0 }
+        };
+        let best = (0..1 << consolidation.candidates()).map(worth).max().unwrap();
+        let decision = consolidation.decide(&mut memory, |set| Some(simulate(set)), NOW);
+        let mask = consolidation
+            .sources
+            .iter()
+            .enumerate()
+            .map(|(at, source)| u32::from(decision.claims.contains(&source.claim)) << at);
+        let found = worth(mask.sum());
+        assert!(found >= 0);
+        let all: i64 = consolidation.sources.iter().map(|source| source.price.0).sum();
+        if (best - found) * 20 > all - best {
+            failed.push((seed, best, found, all));
+        }
+    }
+    assert!(failed.is_empty(), "{failed:?}");
 }

@@ -1,0 +1,134 @@
+//! What pods would cost per hour on nodes that can be launched now. Beside it, the price of a node shows what its removal may save.
+
+use std::collections::BTreeMap;
+
+use kube::ResourceExt;
+
+use crate::model::offering::{InstanceType, OFFERING_LABELS};
+use crate::model::requirement::Requirements;
+use crate::model::resources::Resources;
+use crate::model::units::MicroUsd;
+use crate::state::instance_types::ReadyPool;
+
+/// The offerings of each NodePool that some load may be cheapest on.
+#[derive(Clone, Debug, Default)]
+pub struct Market(BTreeMap<String, Vec<Offer>>);
+
+/// An instance type at its lowest price.
+#[derive(Clone, Debug)]
+struct Offer {
+    room: Resources,
+    /// Micro-USD per hour.
+    price: i64,
+}
+
+impl Market {
+    /// The market of these NodePools.
+    pub fn new<'a>(pools: impl Iterator<Item = &'a ReadyPool>) -> Self {
+        Self(pools.map(|ready| (ready.pool.name_any(), offers(ready))).collect())
+    }
+
+    /// The price of the part of a node that a load takes, on the offering where it is least. `largest` is the elementwise maximum of the pods'
+    /// requests: an offering without room for it does not count. `None`: no offering counts.
+    pub fn value(&self, pool: &str, load: &Resources, largest: &Resources) -> Option<MicroUsd> {
+        let offers = self.0.get(pool)?.iter().filter(|offer| largest.fits(&offer.room));
+        offers.map(|offer| offer.share(load)).min().map(MicroUsd)
+    }
+}
+
+impl Offer {
+    /// The cheapest offering of a type, of those that requirements and capacity allow.
+    fn of(instance_type: &InstanceType, requirements: &Requirements) -> Option<Self> {
+        let drawn = || OFFERING_LABELS.iter().filter_map(|key| Some((*key, requirements.get(key)?)));
+        let allowed = instance_type
+            .offerings
+            .iter()
+            .filter(|offering| offering.available && drawn().all(|(key, values)| values.accepts(offering.label(key))));
+        let price = allowed.map(|offering| offering.price.0.max(0)).min()?;
+        instance_type.serves(requirements).then(|| Self { room: instance_type.allocatable.clone(), price })
+    }
+
+    /// Price times the dominant share of a load, which may exceed one.
+    fn share(&self, load: &Resources) -> i64 {
+        let of = |(name, need): (&str, i64)| {
+            let share = i128::from(self.price) * i128::from(need.max(0)) / i128::from(self.room.get(name).max(1));
+            i64::try_from(share).unwrap_or(i64::MAX)
+        };
+        load.iter().map(of).max().unwrap_or(0)
+    }
+
+    /// Whether each load that fits the other offering fits this one, and costs no more on it.
+    fn replaces(&self, other: &Self) -> bool {
+        other.room.fits(&self.room)
+            && other.room.iter().filter(|(_, room)| *room > 0).all(|(name, room)| {
+                i128::from(self.price) * i128::from(room) <= i128::from(other.price) * i128::from(self.room.get(name))
+            })
+    }
+}
+
+fn offers(ready: &ReadyPool) -> Vec<Offer> {
+    // An invalid NodePool offers nothing.
+    let Ok(requirements) = Requirements::from_api(&ready.pool.spec.template.spec.requirements) else {
+        return Vec::new();
+    };
+    let mut out: Vec<Offer> = Vec::new();
+    for offer in ready.catalog.instance_types.iter().filter_map(|found| Offer::of(found, &requirements)) {
+        if !out.iter().any(|known| known.replaces(&offer)) {
+            out.retain(|known| !offer.replaces(known));
+            out.push(offer);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::model::offering::Catalog;
+    use crate::model::units::{Bytes, Millicores};
+    use crate::test_support::objects::{instance_type, node_pool, offering};
+
+    fn market(requirements: &Value) -> Market {
+        let size = |cpu: &'static str, memory: &'static str| [("cpu", cpu), ("memory", memory)];
+        let mut gone = offering("a", 1);
+        gone.available = false;
+        let types = [
+            instance_type("small", &size("2", "8Gi"), vec![offering("a", 100), gone]),
+            instance_type("large", &size("8", "32Gi"), vec![offering("a", 360), offering("b", 400)]),
+            instance_type("lean", &size("8", "8Gi"), vec![offering("b", 240)]),
+        ];
+        let catalog = Catalog { region: "r".into(), instance_types: types.into_iter().map(Arc::new).collect() };
+        let pool = node_pool("p", &json!({"spec": {"template": {"spec": {"requirements": requirements}}}}));
+        Market::new([ReadyPool { pool: Arc::new(pool), catalog: Arc::new(catalog) }].iter())
+    }
+
+    fn load(cpu: i64, gib: i64) -> Resources {
+        Resources { cpu: Millicores::from_cores(cpu), memory: Bytes::from_gib(gib), ..Resources::default() }
+    }
+
+    #[test]
+    fn a_load_is_worth_its_dominant_share_of_the_offering_where_that_costs_least() {
+        let all = market(&json!([]));
+        assert_eq!(all.0["p"].len(), 2, "small never costs less than large");
+        let zone = json!([{"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["a"]}]);
+        let in_a = market(&zone);
+        let small = load(1, 1);
+        for (case, market, load, largest, expected) in [
+            ("memory decides", &all, load(1, 8), &small, Some(90)),
+            ("CPU decides", &all, load(4, 1), &small, Some(120)),
+            ("more than a node", &all, load(16, 2), &small, Some(480)),
+            ("the cheapest lacks the memory of a pod", &all, load(4, 1), &load(1, 9), Some(180)),
+            ("no type holds the pod", &all, load(4, 1), &load(9, 1), None),
+            ("the requirements leave one zone", &in_a, load(4, 1), &small, Some(180)),
+        ] {
+            assert_eq!(market.value("p", &load, largest), expected.map(MicroUsd), "{case}");
+        }
+        assert_eq!(all.value("other", &load(1, 1), &load(1, 1)), None);
+        let invalid = market(&json!([{"key": "a", "operator": "Near", "values": []}]));
+        assert_eq!(invalid.value("p", &load(1, 1), &load(1, 1)), None);
+    }
+}

@@ -1,0 +1,157 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::decisions::provisioning::supply_quarantine::Source;
+use crate::model::labels;
+use crate::state::node_state::BOOT_TIMEOUT;
+use crate::test_support::objects;
+use crate::test_support::small_cluster::{NOW, SmallCluster};
+
+fn with_limit(cpu: &str) -> Value {
+    json!({"spec": {"limits": {"cpu": cpu}}})
+}
+
+/// The NodePool p with this patch, and its node `old` of this offering with the pod n/a.
+fn cluster(pool: &Value, offering: &str, pod: &Value) -> SmallCluster {
+    let mut cluster = SmallCluster::new(&[("p", pool.clone()), ("q", with_limit("0"))]);
+    cluster.add_node("old", "p", offering);
+    cluster.add_pod("a", Some("old"), "1", pod);
+    cluster
+}
+
+/// A claim of a NodePool whose node does not start up.
+fn add_late_node(cluster: &mut SmallCluster, pool: &str) {
+    let meta = json!({"creationTimestamp": (NOW - BOOT_TIMEOUT).rfc3339(), "labels": {(labels::NODE_POOL): pool}});
+    cluster
+        .state
+        .apply_claim(objects::claim("late", &json!({"metadata": meta, "status": objects::launched("late", &[])})));
+}
+
+#[test]
+fn an_outcome_names_the_nodes_that_should_stay_and_why() {
+    type Change = fn(&mut SmallCluster);
+    let none: Change = |_| {};
+    let on_demand_only = json!({"spec": {"template": {"spec": {"requirements":
+        [{"key": labels::CAPACITY_TYPE, "operator": "In", "values": ["on-demand"]}]}}}});
+    let free = json!({});
+    let claims_a_volume = json!({"spec": {"nodeSelector": {"disk": "local"}}});
+    let container = json!({"name": "c", "resources": {"requests": {"cpu": "12Q"}}});
+    let invalid = json!({"spec": {"containers": [container]}});
+    for (case, pool, offering, pod, change, expected) in [
+        ("on a new node", &free, "large/on-demand", &free, none, None),
+        ("no new node, no room", &with_limit("0"), "large/on-demand", &free, none, Some(Obstacle::NoPlace)),
+        ("no node as selected", &free, "large/on-demand", &claims_a_volume, none, Some(Obstacle::NoPlace)),
+        ("spot to spot", &free, "large/spot", &free, none, Some(Obstacle::SpotToSpot)),
+        ("spot to on-demand", &on_demand_only, "large/spot", &free, none, None),
+        (
+            "spot to a node with room",
+            &free,
+            "large/spot",
+            &free,
+            |cluster| cluster.add_node("b", "p", "small/spot"),
+            None,
+        ),
+        ("a spec that is not understood", &free, "large/on-demand", &invalid, none, Some(Obstacle::InvalidPod)),
+        (
+            "a late node of the NodePool",
+            &free,
+            "large/on-demand",
+            &free,
+            |cluster| add_late_node(cluster, "p"),
+            Some(Obstacle::LateNode("late".into())),
+        ),
+        (
+            "a late node of another NodePool",
+            &free,
+            "large/on-demand",
+            &free,
+            |cluster| add_late_node(cluster, "q"),
+            None,
+        ),
+        (
+            "on a node that is not ours",
+            &with_limit("0"),
+            "large/on-demand",
+            &free,
+            |cluster| {
+                cluster.add_node("b", "p", "small/on-demand");
+                cluster.state.delete_claim("b");
+            },
+            Some(Obstacle::NoHold),
+        ),
+    ] {
+        let mut cluster = cluster(pool, offering, pod);
+        change(&mut cluster);
+        let outcome = cluster.simulate(&["old"]);
+        assert_eq!(outcome.obstacles.get("old"), expected.as_ref(), "{case}");
+        let concerns_drift = expected.as_ref().is_some_and(|obstacle| {
+            !matches!(obstacle, Obstacle::SpotToSpot | Obstacle::InvalidPod | Obstacle::DaemonLeftOut)
+        });
+        assert_eq!(outcome.is_complete(), !concerns_drift, "{case}");
+        assert_eq!(outcome.late_node(), (case == "a late node of the NodePool").then_some("late"), "{case}");
+    }
+}
+
+#[test]
+fn a_new_node_without_room_for_a_daemon_set_that_is_left_out_replaces_none() {
+    let (mut quarantine, without) = (SupplyQuarantine::default(), ["old".to_owned()].into());
+    quarantine.add(Source::Node("n".into()), None, false, NOW);
+    for (left_out, room, expected) in
+        [(false, false, None), (true, false, Some(Obstacle::DaemonLeftOut)), (true, true, None)]
+    {
+        if left_out {
+            quarantine.add(Source::DaemonSet("n/d".into()), None, false, NOW);
+        }
+        let mut cluster = cluster(&json!({}), "large/on-demand", &json!({}));
+        if room {
+            cluster.add_node("b", "p", "small/on-demand");
+        }
+        let mut removal = cluster.removal(&without);
+        removal.leave_out_supply(&quarantine, |_| None, NOW);
+        assert_eq!(removal.simulate().obstacles.get("old"), expected.as_ref(), "{left_out} {room}");
+    }
+}
+
+#[test]
+fn f18_only_nodes_whose_pods_need_what_is_refused_stay() {
+    let mut cluster = cluster(&json!({}), "small/on-demand", &json!({}));
+    // `old` and `spot` need a new node; `light` has room on `b`, whose pod does not move.
+    for (name, offering) in [("spot", "small/spot"), ("light", "small/spot"), ("b", "small/on-demand")] {
+        cluster.add_node(name, "p", offering);
+    }
+    cluster.add_pod("on-spot", Some("spot"), "1900m", &json!({}));
+    cluster.add_pod("on-light", Some("light"), "500m", &json!({}));
+    cluster.add_pod("stays", Some("b"), "1500m", &json!({}));
+    let outcome = cluster.simulate(&["old", "spot", "light"]);
+    assert_eq!(outcome.obstacles.into_iter().collect::<Vec<_>>(), [("spot".to_owned(), Obstacle::SpotToSpot)]);
+}
+
+#[test]
+fn f18_purchases_for_other_pods_are_known_without_a_removal() {
+    let mut cluster = cluster(&json!({}), "small/on-demand", &json!({}));
+    cluster.add_node("b", "p", "small/on-demand");
+    assert_eq!(cluster.simulate(&[]), Outcome::default());
+    cluster.add_pod("waits", None, "8", &json!({}));
+    let purchases = [("p".into(), MicroUsd(160_000))].into();
+    assert_eq!(cluster.simulate(&[]), Outcome { purchases, ..Outcome::default() });
+    assert_eq!(cluster.simulate(&["old"]), cluster.simulate(&[]), "the pod of the removed node fits on the other");
+}
+
+#[test]
+fn f22_a_pod_without_a_controller_needs_room_elsewhere() {
+    let bare = json!({"metadata": {"ownerReferences": null}});
+    let mut cluster = cluster(&with_limit("0"), "small/on-demand", &bare);
+    assert_eq!(cluster.simulate(&["old"]).obstacles["old"], Obstacle::NoPlace);
+    cluster.add_node("b", "p", "small/on-demand");
+    assert!(cluster.simulate(&["old"]).obstacles.is_empty());
+    let done = json!({"metadata": {"ownerReferences": null}, "status": {"phase": "Succeeded"}});
+    cluster.add_pod("done", Some("old"), "2", &done);
+    assert!(cluster.simulate(&["old"]).obstacles.is_empty(), "a pod that ended needs none");
+}
+
+#[test]
+fn of_several_obstacles_the_one_that_concerns_drift_counts() {
+    let mut cluster = cluster(&json!({}), "small/spot", &json!({}));
+    cluster.add_pod("selects", Some("old"), "1", &json!({"spec": {"nodeSelector": {"disk": "local"}}}));
+    assert_eq!(cluster.simulate(&["old"]).obstacles["old"], Obstacle::NoPlace);
+}
