@@ -81,6 +81,7 @@ impl Consolidation {
     pub fn begin(state: &ClusterState, holds: &Holds, memory: &mut Memory, request: Request<'_>) -> Self {
         let Request { pools, types, most, now } = request;
         memory.backoff.forget(now);
+        let last_pod_event = state.last_pod_event.values().max().copied().unwrap_or_default();
         let allowances = allowances(state, DisruptionReason::Underutilized, now);
         let mut out = Self {
             blocked: Vec::new(),
@@ -110,7 +111,7 @@ impl Consolidation {
             let after = allowances.get(&candidate.pool).and_then(|allowance| allowance.consolidate_after);
             let held = holds.by_claim.contains_key(&candidate.claim);
             if is_eligible(&candidate, after, &disruption.consolidation_policy, held, now)
-                && !memory.backoff.leaves_out(&candidate.claim, now)
+                && !memory.backoff.leaves_out(&candidate.claim, last_pod_event, now)
             {
                 match budget_block_of_claim(state, &candidate.claim) {
                     Some(why) => out.blocked.push((candidate.claim, why)),

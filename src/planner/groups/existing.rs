@@ -102,7 +102,7 @@ pub(crate) fn existing_nodes<'p>(
     (out, running)
 }
 
-/// Initialized nodes are filled first. Consolidation removes the nodes of highest price per pod first, and empty ones before: they are filled
+/// Initialized nodes are filled first. Consolidation removes nodes of a high price per pod first, and empty ones before: they are filled
 /// last, so that pods do not move to a node that is about to go.
 fn fill_rank(node: &NodeState) -> (bool, i64, Arc<str>) {
     let pods = i64::try_from(node.pods.len()).unwrap_or(i64::MAX);

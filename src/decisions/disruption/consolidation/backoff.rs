@@ -16,31 +16,37 @@ pub struct Backoff(BTreeMap<String, Entry>);
 
 #[derive(Debug)]
 struct Entry {
-    last: Duration,
-    until: UnixMillis,
+    since: UnixMillis,
+    wait: Duration,
+    /// Whether the node is tried earlier, after the first backoff, when a pod was bound or ended somewhere: there may be room now.
+    needs_room: bool,
 }
 
 impl Backoff {
     /// Records that the pods of a node have no other place.
     pub fn blocked(&mut self, claim: &str, now: UnixMillis) {
-        let last = self.0.get(claim).map_or(Duration::ZERO, |entry| entry.last);
+        let last = self.0.get(claim).filter(|entry| entry.needs_room).map_or(Duration::ZERO, |entry| entry.wait);
         let wait = (last * 2).clamp(BLOCKED.0, BLOCKED.1);
-        self.0.insert(claim.to_owned(), Entry { last: wait, until: now + wait });
+        self.0.insert(claim.to_owned(), Entry { since: now, wait, needs_room: true });
     }
 
     /// Records that the replacement of a node was not ready in time.
     pub fn abandoned(&mut self, claim: &str, now: UnixMillis) {
-        self.0.insert(claim.to_owned(), Entry { last: ABANDONED, until: now + ABANDONED });
+        self.0.insert(claim.to_owned(), Entry { since: now, wait: ABANDONED, needs_room: false });
     }
 
-    /// Whether a node is left out now.
-    pub fn leaves_out(&self, claim: &str, now: UnixMillis) -> bool {
-        self.0.get(claim).is_some_and(|entry| entry.until > now)
+    /// Whether a node is left out now, when a pod was last bound or ended at this time.
+    pub fn leaves_out(&self, claim: &str, last_pod_event: UnixMillis, now: UnixMillis) -> bool {
+        self.0.get(claim).is_some_and(|entry| {
+            let may_have_room = entry.needs_room && last_pod_event > entry.since;
+            let wait = if may_have_room { entry.wait.min(BLOCKED.0) } else { entry.wait };
+            !entry.since.is_older_than(wait, now)
+        })
     }
 
     /// Forgets nodes that did not fail again for the longest backoff.
     pub fn forget(&mut self, now: UnixMillis) {
-        self.0.retain(|_, entry| !entry.until.is_older_than(BLOCKED.1, now));
+        self.0.retain(|_, entry| !entry.since.is_older_than(entry.wait + BLOCKED.1, now));
     }
 }
 
@@ -54,16 +60,36 @@ mod tests {
         for minutes in [1, 2, 4, 8, 15, 15] {
             backoff.blocked("a", now);
             let end = now + Duration::from_mins(minutes);
-            assert!(backoff.leaves_out("a", UnixMillis(end.0 - 1)) && !backoff.leaves_out("a", end), "{minutes}");
-            assert!(!backoff.leaves_out("b", now));
+            let leaves_out = |at: UnixMillis| backoff.leaves_out("a", now, at);
+            assert!(leaves_out(UnixMillis(end.0 - 1)) && !leaves_out(end), "{minutes}");
+            assert!(!backoff.leaves_out("b", now, now));
             now = end;
             backoff.forget(now);
         }
         now += BLOCKED.1;
         backoff.forget(now);
         backoff.blocked("a", now);
-        assert!(!backoff.leaves_out("a", now + Duration::from_mins(1)), "it starts over");
-        backoff.abandoned("b", now);
-        assert!(backoff.leaves_out("b", now + Duration::from_mins(9)) && !backoff.leaves_out("b", now + ABANDONED));
+        assert!(!backoff.leaves_out("a", now, now + Duration::from_mins(1)), "it starts over");
+    }
+
+    #[test]
+    fn a_pod_event_ends_the_wait_for_room_after_a_minute_but_not_that_after_an_abandoned_replacement() {
+        let (mut backoff, minute) = (Backoff::default(), Duration::from_mins(1));
+        backoff.blocked("a", UnixMillis(0));
+        backoff.blocked("a", UnixMillis(0) + minute);
+        backoff.abandoned("b", UnixMillis(0));
+        let (earlier, later) = (UnixMillis(1_000), UnixMillis(61_000));
+        for (claim, event, minutes, left_out) in [
+            ("a", earlier, 2, true),
+            ("a", earlier, 3, false),
+            ("a", later, 1, true),
+            ("a", later, 2, false),
+            ("b", later, 9, true),
+            ("b", later, 10, false),
+        ] {
+            assert_eq!(backoff.leaves_out(claim, event, UnixMillis(0) + minute * minutes), left_out, "{claim} {minutes}");
+        }
+        backoff.blocked("b", UnixMillis(0) + ABANDONED);
+        assert!(!backoff.leaves_out("b", UnixMillis(0), UnixMillis(0) + ABANDONED + minute), "a failure of another kind starts over");
     }
 }
