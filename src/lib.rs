@@ -40,6 +40,7 @@ pub mod parts {
     pub use crate::cloud::catalog::{SpotPricing, embedded};
     pub use crate::controllers::derived_state::DerivedState;
     pub use crate::controllers::pure_parts::{PART_NAMES, PureParts};
+    pub use crate::decisions::disruption::consolidation::{Consolidation, Memory, Request};
     pub use crate::extender::{FilterArgs, Hold, NodeRoom, View, ViewInput, filter, prioritize};
     // Not the constants: the compiler reports a constant that no code emits.
     pub use crate::model::events::{ALL as EVENTS, EventType, InKarpenter, Topic};
@@ -48,10 +49,10 @@ pub mod parts {
     pub use crate::model::units::Millicores;
     pub use crate::model::{annotations, labels};
     pub use crate::planner::input::settings::Settings;
-    pub use crate::planner::plan;
+    pub use crate::planner::{Effort, plan};
     pub use crate::server::{AppState, BoundAddrs, Bounds, Limits, Server, ServerConfig, ServerError, Shutdown};
     pub use crate::state::ClusterState;
-    pub use crate::state::instance_types::ReadyPool;
+    pub use crate::state::instance_types::{InstanceTypes, ReadyPool};
     pub use crate::state::snapshot::SnapshotRequest;
     pub use crate::telemetry::{Metrics, registry};
     pub use crate::webhook::registry::RULES;

@@ -115,7 +115,7 @@ fn evaluate(
     before: impl Fn(Step, &str),
 ) -> (Holds, Vec<(String, Panic)>) {
     let (mut holds, mut panics) = (Holds::default(), Vec::new());
-    let mut open: BTreeMap<&String, Vec<(&String, &Owner)>> = BTreeMap::new();
+    let mut open = Displaced::new();
     let mut names: Vec<&String> = state.held_after(now).map(|(_, name)| name).collect();
     names.sort_unstable();
     for name in names {
@@ -152,10 +152,13 @@ fn evaluate(
             holds.by_claim.insert(name.clone(), live);
         }
     }
+    let strays = catch(|| Strays::of(state, &open));
+    let strays =
+        strays.inspect_err(|panic| tracing::error!(%panic, "evaluation of strays panicked")).unwrap_or_default();
     for (name, displaced) in open {
         let successors = catch(|| {
             before(Step::Successors, name);
-            successors(state, &holds, name, displaced)
+            successors(state, &holds, name, displaced, &strays)
         });
         match successors {
             Ok(successors) if successors.is_empty() => {}
@@ -189,7 +192,86 @@ fn evaluate(
         });
     }
     holds.by_claim.retain(|_, live| !live.is_empty());
+    holds.strays = strays.pods;
     (holds, panics)
+}
+
+/// Controllers of displaced pods: namespace and UID.
+type OwnerKey = (String, String);
+
+/// Displaced pods that are gone, by the NodeClaim whose plan names them.
+type Displaced<'a> = BTreeMap<&'a String, Vec<(&'a String, &'a Owner)>>;
+
+/// Successors of displaced pods that were bound to another node than planned: no room is kept for them any longer.
+#[derive(Debug, Default)]
+struct Strays {
+    /// NodeClaim whose room was kept, by pod.
+    pods: BTreeMap<String, String>,
+    /// Their number by NodeClaim and controller.
+    counts: BTreeMap<(String, OwnerKey), usize>,
+}
+
+impl Strays {
+    fn of(state: &ClusterState, open: &Displaced<'_>) -> Self {
+        let mut of_owner: BTreeMap<OwnerKey, Vec<(&String, &Owner)>> = BTreeMap::new();
+        for (claim, displaced) in open {
+            for (original, owner) in displaced {
+                of_owner.entry(owner_key(original, owner)).or_default().push((claim, owner));
+            }
+        }
+        let mut out = Self::default();
+        for (key, mut slots) in of_owner {
+            slots.sort_by_key(|(claim, owner)| (owner.planned_at, *claim));
+            let mut elsewhere = Vec::new();
+            for pod in bound_successors(state, &key) {
+                let is_planned = |(claim, owner): &(&String, &Owner)| {
+                    is_successor(pod, owner.planned_at) && node_name_of(state, claim).as_deref() == pod.node.as_deref()
+                };
+                match slots.iter().position(is_planned) {
+                    Some(arrived) => drop(slots.remove(arrived)),
+                    None => elsewhere.push(pod),
+                }
+            }
+            for pod in elsewhere {
+                if let Some(slot) = slots.iter().position(|(_, owner)| is_successor(pod, owner.planned_at)) {
+                    let (claim, _) = slots.remove(slot);
+                    out.pods.insert(pod.key(), claim.clone());
+                    *out.counts.entry((claim.clone(), key.clone())).or_default() += 1;
+                }
+            }
+        }
+        out
+    }
+}
+
+fn owner_key(original: &str, owner: &Owner) -> OwnerKey {
+    let namespace = original.split_once('/').map_or("", |(namespace, _)| namespace);
+    (namespace.to_owned(), owner.uid.clone())
+}
+
+fn node_name_of(state: &ClusterState, claim: &str) -> Option<String> {
+    state.claims.get(claim).and_then(|claim| state.node_of(claim)).map(|node| node.name_any())
+}
+
+/// Active pods of a controller, oldest first. A UID may be copied to another namespace.
+fn pods_of<'s>(state: &'s ClusterState, (namespace, uid): &OwnerKey) -> Vec<&'s PodRecord> {
+    let created = |pod: &PodRecord| pod.entry.as_ref().map_or(UnixMillis::MAX, |entry| entry.created_at);
+    let mut pods: Vec<&PodRecord> =
+        state.pods_of(uid).filter(|pod| pod.active() && pod.namespace == *namespace).collect();
+    pods.sort_by_cached_key(|pod| (created(pod), pod.key()));
+    pods
+}
+
+/// The bound pods of a controller that no plan names: a plan may name pods that are bound to its own node.
+fn bound_successors<'s>(state: &'s ClusterState, key: &OwnerKey) -> impl Iterator<Item = &'s PodRecord> {
+    let is_named = |pod: &PodRecord| state.plan_index.claims_of(&pod.key()).next().is_some();
+    pods_of(state, key).into_iter().filter(|pod| pod.node.is_some()).filter(move |pod| !is_named(pod))
+}
+
+/// Whether a pod was created after a plan for the pods of its controller. Creation timestamps are whole seconds.
+fn is_successor(pod: &PodRecord, planned_at: UnixMillis) -> bool {
+    let created = pod.entry.as_ref().map(|entry| entry.created_at.0.div_euclid(1_000));
+    created.is_ok_and(|created| created >= planned_at.0.div_euclid(1_000))
 }
 
 /// The holds of the pods that a plan names, and the displaced pods that are gone.
@@ -226,31 +308,26 @@ fn named_holds(state: &ClusterState, planned: &PlanRecord) -> Vec<Hold> {
 }
 
 /// Assigns the room of displaced pods that are gone, on one NodeClaim, to new pods of the same controllers.
-fn successors(state: &ClusterState, holds: &Holds, name: &str, displaced: Vec<(&String, &Owner)>) -> Vec<Hold> {
+fn successors(
+    state: &ClusterState,
+    holds: &Holds,
+    name: &String,
+    displaced: Vec<(&String, &Owner)>,
+    strays: &Strays,
+) -> Vec<Hold> {
     let Some(planned) = state.planned.get(name) else { return Vec::new() };
-    let node = state.claims.get(name).and_then(|claim| state.node_of(claim)).map(|node| node.name_any());
-    let mut of_owner: BTreeMap<(&str, &str), Vec<(&String, &Owner)>> = BTreeMap::new();
+    let node = node_name_of(state, name);
+    let mut of_owner: BTreeMap<OwnerKey, Vec<(&String, &Owner)>> = BTreeMap::new();
     for (original, owner) in displaced {
-        let namespace = original.split_once('/').map_or("", |(namespace, _)| namespace);
-        of_owner.entry((namespace, &owner.uid)).or_default().push((original, owner));
+        of_owner.entry(owner_key(original, owner)).or_default().push((original, owner));
     }
     let mut live = Vec::new();
-    for ((namespace, uid), originals) in of_owner {
-        // A UID may be copied to another namespace.
-        let own = |pod: &&PodRecord| pod.active() && pod.namespace == namespace;
-        let pods: Vec<&PodRecord> = state.pods_of(uid).filter(own).collect();
+    for (key, originals) in of_owner {
         let planned_at = originals.iter().map(|(_, owner)| owner.planned_at).min().unwrap_or_default();
-        // Creation timestamps are whole seconds.
-        let is_successor = |pod: &PodRecord| {
-            let created = pod.entry.as_ref().map(|entry| entry.created_at.0.div_euclid(1_000));
-            created.is_ok_and(|created| created >= planned_at.0.div_euclid(1_000))
-        };
-        let arrived = pods
-            .iter()
-            .filter(|pod| pod.node.is_some() && pod.node.as_deref() == node.as_deref() && is_successor(pod))
-            .filter(|pod| !planned.pods.contains(&pod.key()))
+        let arrived = bound_successors(state, &key)
+            .filter(|pod| pod.node.as_deref() == node.as_deref() && is_successor(pod, planned_at))
             .count();
-        let mut waiting: Vec<String> = pods
+        let mut waiting: Vec<String> = pods_of(state, &key)
             .iter()
             .filter(|pod| pod.node.is_none() && pod.deleted_at.is_none())
             .map(|pod| pod.key())
@@ -258,7 +335,8 @@ fn successors(state: &ClusterState, holds: &Holds, name: &str, displaced: Vec<(&
             .collect();
         waiting.sort();
         let mut waiting = waiting.into_iter();
-        for (original, owner) in originals.into_iter().skip(arrived) {
+        let elsewhere = strays.counts.get(&(name.clone(), key)).copied().unwrap_or(0);
+        for (original, owner) in originals.into_iter().skip(arrived + elsewhere) {
             live.push(hold(state, original, waiting.next().as_ref(), Some(owner), planned.hold_until));
         }
     }

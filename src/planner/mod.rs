@@ -28,7 +28,7 @@ pub mod solve;
 pub mod state;
 
 pub use crate::planner::input::intern::PodError;
-pub use crate::planner::solve::plan;
+pub use crate::planner::solve::{Effort, plan, plan_with};
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -35,28 +35,41 @@ use crate::planner::state::plan_state::PlanState;
 /// Re-solves for groups that were assigned to a domain without enough capacity.
 const MAX_RETRIES: usize = 6;
 
+/// How much time a plan may take for a lower cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// No lower bound, and no improvement by patterns of whole pods: for plans that are only compared with each other.
+    Quick,
+    Normal,
+}
+
 /// Plans the placement of every pod: on an existing node, on a new node at least cost, or unschedulable with a reason.
 ///
 /// Synchronous and deterministic: the same problem gives the same plan, and the order of its pods, nodes and NodePools affects
 /// nothing but indexes. Every pod is in exactly one of the plan's three lists. `cache` keeps the column table between plans of problems
 /// with the same NodePools, daemons and settings; it never changes the plan.
 pub fn plan(problem: &Problem, cache: &ColumnCache) -> Plan {
+    plan_with(problem, cache, Effort::Normal)
+}
+
+/// [`plan`] with another effort.
+pub fn plan_with(problem: &Problem, cache: &ColumnCache, effort: Effort) -> Plan {
     let with_default_spread = with_services(problem);
     let problem = with_default_spread.as_ref().unwrap_or(problem);
     match resolve(problem) {
         Some(resolved) => {
-            let plan = plan_resolved(&resolved.problem, cache);
+            let plan = plan_resolved(&resolved.problem, cache, effort);
             restore(plan, resolved)
         }
-        None => plan_resolved(problem, cache),
+        None => plan_resolved(problem, cache, effort),
     }
 }
 
 /// Plans all pods at once; in order of priority only if a pod lost its capacity to a pod of lower priority.
-fn plan_resolved(problem: &Problem, cache: &ColumnCache) -> Plan {
-    let (plan, displaced_priority) = solve_to_fixpoint(problem, cache, false);
+fn plan_resolved(problem: &Problem, cache: &ColumnCache, effort: Effort) -> Plan {
+    let (plan, displaced_priority) = solve_to_fixpoint(problem, cache, effort, false);
     if displaced_priority.is_some() && displaced_priority > lowest_priority_placed(problem, &plan) {
-        solve_to_fixpoint(problem, cache, true).0
+        solve_to_fixpoint(problem, cache, effort, true).0
     } else {
         plan
     }
@@ -70,12 +83,12 @@ fn lowest_priority_placed(problem: &Problem, plan: &Plan) -> Option<i32> {
 
 /// Re-solves until no purchased node introduces a topology domain that the spread assignment did not account for, and while pods are
 /// left unplaced in domains without capacity. Returns the best plan and the highest displaced priority.
-fn solve_to_fixpoint(problem: &Problem, cache: &ColumnCache, by_priority: bool) -> (Plan, Option<i32>) {
+fn solve_to_fixpoint(problem: &Problem, cache: &ColumnCache, effort: Effort, by_priority: bool) -> (Plan, Option<i32>) {
     let mut known = Feedback::default();
     let mut incumbent: Option<Plan> = None;
     let mut retries = 0;
     loop {
-        let (plan, found) = solve_once(problem, cache, by_priority, &known);
+        let (plan, found) = solve_once(problem, cache, effort, by_priority, &known);
         let occupied_domains = known.occupied_domains.len();
         known.occupied_domains.extend(found.occupied_domains);
         if known.occupied_domains.len() > occupied_domains {
@@ -96,7 +109,13 @@ fn solve_to_fixpoint(problem: &Problem, cache: &ColumnCache, by_priority: bool) 
 }
 
 /// One pass through all stages.
-fn solve_once(problem: &Problem, cache: &ColumnCache, by_priority: bool, known: &Feedback) -> (Plan, Feedback) {
+fn solve_once(
+    problem: &Problem,
+    cache: &ColumnCache,
+    effort: Effort,
+    by_priority: bool,
+    known: &Feedback,
+) -> (Plan, Feedback) {
     if problem.pods.is_empty() {
         return (Plan { lower_bound: Some(MicroUsd(0)), optimal: true, ..Plan::default() }, Feedback::default());
     }
@@ -122,7 +141,7 @@ fn solve_once(problem: &Problem, cache: &ColumnCache, by_priority: bool, known: 
                 fill_reservations(state, &mut reservations, tier, &active);
             }
             let mut subproblem = Subproblem::new(state, level, tier, &active);
-            if bound.is_none() && !by_priority {
+            if bound.is_none() && !by_priority && effort == Effort::Normal {
                 bound = Some(lower_bound(state));
                 is_whole = state.purchased.is_empty();
             }
@@ -137,7 +156,9 @@ fn solve_once(problem: &Problem, cache: &ColumnCache, by_priority: bool, known: 
                 improve_other(state, &mut subproblem, other);
             }
             let known = bound.as_mut().and_then(Option::as_mut).filter(|_| is_whole);
-            improve_by_patterns(state, &mut subproblem, known);
+            if effort == Effort::Normal {
+                improve_by_patterns(state, &mut subproblem, known);
+            }
             is_whole = false;
         }
     }

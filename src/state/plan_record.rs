@@ -33,6 +33,8 @@ pub struct Holds {
     pub by_claim: BTreeMap<String, Vec<Hold>>,
     /// NodeClaim by the pod that takes the room.
     pub by_pod: HashMap<String, String>,
+    /// Successors of displaced pods that were bound to another node, with the NodeClaim where room was kept for them until then.
+    pub strays: BTreeMap<String, String>,
 }
 
 /// The controller that creates the successor of a displaced pod.

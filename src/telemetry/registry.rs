@@ -187,7 +187,7 @@ metrics! {
     NOMINATIONS = "nominations_total", Kind::Counter, Leader, [],
         "Attempts to write a nomination into a pod's status.";
     HOLDS_ENDED = "holds_ended_total", Kind::Counter, Leader, [
-            "result": "`planned` (bound to the planned node), `elsewhere` (bound to another node), `released` (pod deleted or hold expired)",
+            "result": "`planned` (bound to the planned node), `elsewhere` (bound to another node), `stray` (the successor of a displaced pod, bound to another node before it had the hold), `released` (pod deleted or hold expired)",
         ],
         "Holds that ended, by result.";
     EVICTIONS = "evictions_total", Kind::Counter, Leader, [

@@ -10,6 +10,7 @@ use crate::decisions::disruption::simulate::{Outcome, Removal};
 use crate::model::labels;
 use crate::model::offering::{CapacityType, Catalog};
 use crate::model::time::UnixMillis;
+use crate::planner::Effort;
 use crate::planner::input::settings::Settings;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 use crate::state::plan_record::Holds;
@@ -96,6 +97,6 @@ impl SmallCluster {
 
     /// The outcome of the removal of these claims.
     pub fn simulate(&self, without: &[&str]) -> Outcome {
-        self.removal(&without.iter().map(|claim| (*claim).to_owned()).collect()).simulate()
+        self.removal(&without.iter().map(|claim| (*claim).to_owned()).collect()).simulate(Effort::Normal)
     }
 }

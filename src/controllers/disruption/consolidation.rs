@@ -84,8 +84,8 @@ async fn decide(
     let (ctx, pools, mut known) = (Arc::clone(ctx), Arc::clone(pools), std::mem::take(memory));
     let search = move || {
         let begin = Instant::now();
-        let simulate = |without: &_| {
-            if begin.elapsed() > MAX_TIME { None } else { simulate(&ctx, &pools, without, now) }
+        let simulate = |without: &_, effort| {
+            if begin.elapsed() > MAX_TIME { None } else { simulate(&ctx, &pools, without, effort, now) }
         };
         let decision = consolidation.decide(&mut known, simulate, now);
         (known, decision)

@@ -8,6 +8,7 @@ use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::simulate::simulate;
 use crate::decisions::disruption::drift_replacement::{DriftAttempt, DriftReplacement};
 use crate::decisions::disruption::simulate::Outcome;
+use crate::planner::Effort;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::heartbeat;
 
@@ -30,7 +31,8 @@ pub async fn choose(
             DriftAttempt::Accept => pass.accept(&node),
             DriftAttempt::Simulate(without) => {
                 let (ctx, pools) = (Arc::clone(ctx), Arc::clone(pools));
-                let outcome = tokio::task::spawn_blocking(move || simulate(&ctx, &pools, &without, now)).await;
+                let outcome =
+                    tokio::task::spawn_blocking(move || simulate(&ctx, &pools, &without, Effort::Quick, now)).await;
                 heartbeat::progress();
                 let outcome = outcome.ok().flatten();
                 if outcome.as_ref().is_some_and(Outcome::is_complete) {

@@ -25,12 +25,16 @@ use crate::decisions::disruption::simulate::Outcome;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
+use crate::planner::Effort;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
 
 /// Maximum number of pods that one decision moves, unless a single node has more.
 const MAX_PODS: usize = 3_000;
+
+/// Effort of the plans that are compared.
+const EFFORT: Effort = Effort::Quick;
 
 /// What is known of earlier decisions. Without it a decision repeats attempts in vain, nothing else.
 #[derive(Debug, Default)]
@@ -136,17 +140,17 @@ impl Consolidation {
     pub fn decide(
         &self,
         memory: &mut Memory,
-        mut simulate: impl FnMut(&BTreeSet<String>) -> Option<Outcome>,
+        mut simulate: impl FnMut(&BTreeSet<String>, Effort) -> Option<Outcome>,
         now: UnixMillis,
     ) -> Decision {
         if self.sources.is_empty() {
             return Decision::default();
         }
         // Other pods need new nodes, whatever is removed.
-        let Some(present) = simulate(&BTreeSet::new()) else { return Decision::default() };
+        let Some(present) = simulate(&BTreeSet::new(), EFFORT) else { return Decision::default() };
         let mut best = (0, MicroUsd(0));
         let choice = search(&self.sources, &self.limits, &memory.cursor, |set| {
-            let Some(outcome) = simulate(&self.claims(set)) else { return Judgment::Unknown };
+            let Some(outcome) = simulate(&self.claims(set), EFFORT) else { return Judgment::Unknown };
             let is_stuck = |at: &&usize| outcome.obstacles.contains_key(&self.sources[**at].claim);
             let stuck: BTreeSet<usize> = set.iter().filter(is_stuck).copied().collect();
             if !stuck.is_empty() {

@@ -13,7 +13,7 @@ use crate::model::offering::CapacityType;
 use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
-use crate::planner::plan;
+use crate::planner::{Effort, plan_with};
 use crate::state::instance_types::offering_of;
 use crate::state::plan_record::Holds;
 use crate::state::snapshot::{Snapshot, SnapshotRequest};
@@ -139,9 +139,9 @@ impl Removal {
     }
 
     /// Plans. Takes as long as the planner does.
-    pub fn simulate(&self) -> Outcome {
+    pub fn simulate(&self, effort: Effort) -> Outcome {
         let problem = &self.snapshot.problem;
-        let plan = plan(problem, &self.snapshot.column_cache);
+        let plan = plan_with(problem, &self.snapshot.column_cache, effort);
         let mut out = Outcome { obstacles: self.known.clone(), ..Outcome::default() };
         for node in &plan.new_nodes {
             let pool = &problem.pools[node.pool].name;

@@ -213,3 +213,61 @@ proptest::proptest! {
         }
     }
 }
+
+fn holds_of<'h>(holds: &'h Holds, claim: &str) -> Vec<&'h str> {
+    holds.by_claim.get(claim).into_iter().flatten().map(|hold| hold.original.as_str()).collect()
+}
+
+#[test]
+fn a_successor_that_is_bound_elsewhere_ends_a_hold() {
+    let mut state = state(&["n/old1", "n/old2"], &[("n/old1", "rs"), ("n/old2", "rs")], LATER);
+    for other in ["other", "third"] {
+        state.apply_node(objects::node(other, &serde_json::json!({})));
+    }
+    assert_eq!(holds_of(&resolve(&state, UnixMillis(0)), "c"), ["n/old1", "n/old2"]);
+    put(&mut state, "early", "rs", Some("other"));
+    put(&mut state, "of-another", "rs2", Some("other"));
+    let holds = resolve(&state, UnixMillis(0));
+    assert_eq!((holds_of(&holds, "c").len(), holds.strays.len()), (2, 0), "no successors");
+    put(&mut state, "stray", "rs", Some("other"));
+    let holds = resolve(&state, UnixMillis(0));
+    assert_eq!(holds_of(&holds, "c"), ["n/old2"]);
+    assert_eq!(holds.strays, [("n/stray".to_owned(), "c".to_owned())].into());
+    put(&mut state, "new", "rs", Some("node-c"));
+    let holds = resolve(&state, UnixMillis(0));
+    assert_eq!((holds_of(&holds, "c").len(), holds.strays.len()), (0, 1));
+    put(&mut state, "scaled-up", "rs", Some("third"));
+    assert_eq!(resolve(&state, UnixMillis(0)).strays.len(), 1, "no room is kept any longer");
+}
+
+#[test]
+fn a_stray_ends_the_hold_of_the_plan_that_it_may_follow_and_no_arrival_is_a_stray() {
+    // `c` planned at 5 s, `b` at 8 s and `d` at 20 s; all successors were created at 9 s.
+    let mut state = state(&["n/old1"], &[("n/old1", "rs")], LATER);
+    for (claim, at) in [("b", 8_000), ("d", 20_000)] {
+        let original = format!("n/old-{claim}");
+        let plan = serde_json::json!({(labels::PLANNED_PODS): serde_json::json!([original]).to_string(),
+            (labels::PLANNED_OWNERS): serde_json::json!({original: {"uid": "rs", "at_ms": at}}).to_string(), (labels::HOLD_UNTIL): LATER});
+        let meta = serde_json::json!({"annotations": plan});
+        state.apply_claim(objects::claim(
+            claim,
+            &serde_json::json!({"metadata": meta, "status": objects::launched(claim, &[])}),
+        ));
+        let spec = serde_json::json!({"providerID": format!("aws:///z/{claim}")});
+        state.apply_node(objects::node(&format!("node-{claim}"), &serde_json::json!({ "spec": spec })));
+    }
+    put(&mut state, "on-b", "rs", Some("node-b"));
+    let left = |state: &ClusterState| {
+        let holds = resolve(state, UnixMillis(0));
+        (["b", "c", "d"].map(|claim| holds_of(&holds, claim).len()), holds.strays)
+    };
+    assert_eq!(left(&state), ([0, 1, 1], BTreeMap::new()));
+    put(&mut state, "stray", "rs", Some("elsewhere"));
+    assert_eq!(left(&state), ([0, 0, 1], [("n/stray".to_owned(), "c".to_owned())].into()));
+    put(&mut state, "second", "rs", Some("elsewhere"));
+    assert_eq!(left(&state).0, [0, 0, 1], "the plan of d is for pods that are created later");
+    // More arrived than were planned: one follows the plan of another node.
+    put(&mut state, "stray", "rs", Some("node-b"));
+    put(&mut state, "second", "other", Some("elsewhere"));
+    assert_eq!(left(&state).0, [0, 0, 1]);
+}

@@ -26,6 +26,8 @@ pub enum HoldEnd {
     Planned,
     /// Its pod was bound to another node.
     Elsewhere,
+    /// The room was kept for the successor of a displaced pod, which was bound to another node before it had the hold.
+    Stray,
     /// Its pod was deleted, or the hold expired.
     Released,
 }
@@ -35,6 +37,7 @@ impl HoldEnd {
         match self {
             Self::Planned => "planned",
             Self::Elsewhere => "elsewhere",
+            Self::Stray => "stray",
             Self::Released => "released",
         }
     }
@@ -63,6 +66,10 @@ pub fn ended(before: &Holds, after: &Holds, state: &ClusterState) -> Vec<EndedHo
             (None, _) => HoldEnd::Released,
         };
         out.push(EndedHold { claim: claim.clone(), pod: pod.clone(), end });
+    }
+    let had_hold = |pod: &String| before.by_pod.contains_key(pod) || before.strays.contains_key(pod);
+    for (pod, claim) in after.strays.iter().filter(|(pod, _)| !had_hold(pod)) {
+        out.push(EndedHold { claim: claim.clone(), pod: pod.clone(), end: HoldEnd::Stray });
     }
     out.sort_by(|a, b| (&a.claim, &a.pod).cmp(&(&b.claim, &b.pod)));
     out
@@ -128,6 +135,16 @@ mod tests {
         let mut gone = state_with_planned_pod(None);
         gone.delete_pod("n/a", UnixMillis(6));
         assert_eq!(ended(&before, &resolve(&gone, UnixMillis(6)), &gone), [hold(HoldEnd::Released)]);
+    }
+
+    #[test]
+    fn a_stray_is_reported_once_and_a_pod_that_had_the_hold_is_none() {
+        let state = state_with_planned_pod(None);
+        let strays = Holds { strays: [("n/a".to_owned(), "c".to_owned())].into(), ..Holds::default() };
+        assert_eq!(ended(&Holds::default(), &strays, &state), [hold(HoldEnd::Stray)]);
+        assert!(ended(&strays, &strays, &state).is_empty());
+        let (before, bound) = (resolve(&state, UnixMillis(5)), state_with_planned_pod(Some("other")));
+        assert_eq!(ended(&before, &strays, &bound), [hold(HoldEnd::Elsewhere)]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Drain order: groups of pods are evicted one after the other; pods that would outlast the deadline are deleted.
 
+use std::cmp::Reverse;
 use std::time::Duration;
 
 use crate::api::NodeClaim;
@@ -69,8 +70,16 @@ fn next_group<'a>(waiting: &[&'a PodRecord]) -> Vec<&'a PodRecord> {
         .filter(|pod| group(pod) == first && pod.deleted_at.is_none() && !pod.do_not_disrupt)
         .copied()
         .collect();
-    out.sort_by_key(|pod| pod.key());
+    // Their successors get the room of their own before smaller ones take parts of it.
+    out.sort_by_cached_key(|pod| (Reverse(size(pod)), pod.key()));
     out
+}
+
+/// Millicores, or memory at 4 GiB per core if that is more.
+fn size(pod: &PodRecord) -> i64 {
+    const MEMORY_PER_MILLICORE: i64 = (4 << 30) / 1_000;
+    let requests = pod.entry.as_ref().ok().map(|entry| &entry.class.requests);
+    requests.map_or(0, |requests| requests.cpu.0.max(requests.memory.0 / MEMORY_PER_MILLICORE))
 }
 
 /// Whether a pod must be deleted to meet the deadline: it runs and needs the remaining time to terminate, or it terminates after the
@@ -113,6 +122,25 @@ mod tests {
         let deletion = "1970-01-01T00:01:40Z";
         let meta = json!({"annotations": annotations, "deletionTimestamp": deletion, "finalizers": ["f"]});
         objects::claim("c", &json!({"metadata": meta, "spec": {"terminationGracePeriod": "1h"}}))
+    }
+
+    #[test]
+    fn large_pods_of_a_group_are_evicted_first() {
+        let mut state = ClusterState::default();
+        for (name, requests) in [
+            ("a", json!({})),
+            ("b", json!({"cpu": "1"})),
+            ("c", json!({"cpu": "100m", "memory": "8Gi"})),
+            ("d", json!({"cpu": "1", "memory": "1Gi"})),
+        ] {
+            let container = json!({"name": "c", "resources": {"requests": requests}});
+            state.apply_pod(
+                &objects::pod(name, &json!({"spec": {"nodeName": "x", "containers": [container]}})),
+                UnixMillis(1),
+            );
+        }
+        let pass = DrainPass::new(&state, &claim(&json!({})), "x", UnixMillis(2));
+        assert_eq!(pass.evict.iter().map(|pod| &*pod.name).collect::<Vec<_>>(), ["c", "b", "d", "a"]);
     }
 
     #[test]

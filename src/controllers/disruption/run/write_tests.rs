@@ -6,6 +6,7 @@ use crate::decisions::disruption::mark::is_tainted;
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::model::labels;
 use crate::model::pause::Pause;
+use crate::planner::Effort;
 use crate::state::kinds::KINDS;
 use crate::sync::lock;
 use crate::test_support::failures::{World, outcome, transcript};
@@ -275,7 +276,7 @@ async fn a_node_that_is_left_out_of_plans_is_not_disrupted() {
     let marked = |name: &str| DisruptionMark::of(&ctx.cluster.read().claims[name]).is_some();
     assert_eq!((marked("c"), marked("other")), (false, true));
     for (claim, complete) in [("c", false), ("other", true)] {
-        let outcome = simulate(&ctx, &[], &[claim.to_owned()].into(), now).unwrap();
+        let outcome = simulate(&ctx, &[], &[claim.to_owned()].into(), Effort::Quick, now).unwrap();
         assert_eq!(outcome.is_complete(), complete, "{claim}");
     }
 }

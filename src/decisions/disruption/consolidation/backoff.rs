@@ -87,9 +87,16 @@ mod tests {
             ("b", later, 9, true),
             ("b", later, 10, false),
         ] {
-            assert_eq!(backoff.leaves_out(claim, event, UnixMillis(0) + minute * minutes), left_out, "{claim} {minutes}");
+            assert_eq!(
+                backoff.leaves_out(claim, event, UnixMillis(0) + minute * minutes),
+                left_out,
+                "{claim} {minutes}"
+            );
         }
         backoff.blocked("b", UnixMillis(0) + ABANDONED);
-        assert!(!backoff.leaves_out("b", UnixMillis(0), UnixMillis(0) + ABANDONED + minute), "a failure of another kind starts over");
+        assert!(
+            !backoff.leaves_out("b", UnixMillis(0), UnixMillis(0) + ABANDONED + minute),
+            "a failure of another kind starts over"
+        );
     }
 }

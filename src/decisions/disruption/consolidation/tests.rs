@@ -11,7 +11,7 @@ fn decide_with(cluster: &SmallCluster, memory: &mut Memory, most: usize, now: Un
     let types = cluster.types();
     let request = Request { pools: &cluster.pools, types: &types, most, now };
     let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), memory, request);
-    consolidation.decide(memory, |without| Some(cluster.removal(without).simulate()), now)
+    consolidation.decide(memory, |without, effort| Some(cluster.removal(without).simulate(effort)), now)
 }
 
 fn decide(cluster: &SmallCluster) -> Decision {
@@ -232,10 +232,10 @@ fn nothing_is_decided_where_the_planner_fails() {
     let request = Request { pools: &cluster.pools, types: &types, most: 100, now: NOW };
     let mut memory = Memory::default();
     let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut memory, request);
-    assert_eq!(consolidation.decide(&mut memory, |_| None, NOW).claims, [""; 0]);
-    let without_present = |without: &BTreeSet<String>| (!without.is_empty()).then(Outcome::default);
+    assert_eq!(consolidation.decide(&mut memory, |_, _| None, NOW).claims, [""; 0]);
+    let without_present = |without: &BTreeSet<String>, _| (!without.is_empty()).then(Outcome::default);
     assert_eq!(consolidation.decide(&mut memory, without_present, NOW).claims, [""; 0]);
-    assert_eq!(consolidation.decide(&mut memory, |_| Some(Outcome::default()), NOW).claims, ["a", "b"]);
+    assert_eq!(consolidation.decide(&mut memory, |_, _| Some(Outcome::default()), NOW).claims, ["a", "b"]);
 }
 
 /// Clusters with the planner itself: what is chosen never costs more than to keep everything, and is within 5 % of the best of all sets.
@@ -266,7 +266,7 @@ fn the_objective_is_within_five_percent_of_exhaustive_search_with_the_planner() 
         let request = Request { pools: &cluster.pools, types: &types, most: 100, now: NOW };
         let mut memory = Memory::default();
         let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut memory, request);
-        let simulate = |set: &BTreeSet<String>| cluster.removal(set).simulate();
+        let simulate = |set: &BTreeSet<String>| cluster.removal(set).simulate(Effort::Normal);
         let present = simulate(&BTreeSet::new());
         let worth = |mask: u32| {
             let set = (0..consolidation.candidates()).filter(|at| mask >> at & 1 == 1).collect();
@@ -274,7 +274,7 @@ fn the_objective_is_within_five_percent_of_exhaustive_search_with_the_planner() 
             if outcome.obstacles.is_empty() { consolidation.worth(&set, &present, &outcome).0 } else { 0 }
         };
         let best = (0..1 << consolidation.candidates()).map(worth).max().unwrap();
-        let decision = consolidation.decide(&mut memory, |set| Some(simulate(set)), NOW);
+        let decision = consolidation.decide(&mut memory, |set, _| Some(simulate(set)), NOW);
         let mask = consolidation
             .sources
             .iter()

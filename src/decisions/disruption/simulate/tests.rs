@@ -108,7 +108,7 @@ fn a_new_node_without_room_for_a_daemon_set_that_is_left_out_replaces_none() {
         }
         let mut removal = cluster.removal(&without);
         removal.leave_out_supply(&quarantine, |_| None, NOW);
-        assert_eq!(removal.simulate().obstacles.get("old"), expected.as_ref(), "{left_out} {room}");
+        assert_eq!(removal.simulate(Effort::Normal).obstacles.get("old"), expected.as_ref(), "{left_out} {room}");
     }
 }
 
