@@ -133,7 +133,7 @@ fn main() {
             let gathered = clock.elapsed();
             let decision = consolidation.decide(&mut memory, simulate, NOW);
             assert!(decision.saving.0 > 0, "nothing is saved");
-            let bill: i64 = cluster.state.claims.values().map(|claim| types.price(claim).0).sum();
+            let bill: f64 = cluster.state.claims.values().map(|claim| types.price(claim).usd()).sum();
             println!(
                 "| {nodes}, {} | {effort:?} | {:.2} | {:.3} | {} | {} | {} | {:.3} | {:.3} |",
                 cluster.pods,
@@ -143,7 +143,7 @@ fn main() {
                 decision.claims.len(),
                 decision.pods,
                 decision.saving.usd(),
-                bill as f64 / 1e6
+                bill
             );
         }
     }
