@@ -229,6 +229,8 @@ impl Strays {
                 };
                 match slots.iter().position(is_planned) {
                     Some(arrived) => drop(slots.remove(arrived)),
+                    // Its name says which pod it succeeds, and no plan names it.
+                    None if pod.keeps_name => {}
                     None => elsewhere.push(pod),
                 }
             }

@@ -47,6 +47,8 @@ pub struct PodRecord {
     pub deleted_at: Option<UnixMillis>,
     /// Controlled by a DaemonSet.
     pub daemon: bool,
+    /// Controlled by a StatefulSet, which creates a pod again under its name.
+    pub keeps_name: bool,
     /// A static pod's mirror, or controlled by a Node.
     pub mirror: bool,
     /// Protected from voluntary disruption (`karpenter.sh/do-not-disrupt: "true"`).
@@ -141,6 +143,7 @@ impl PodRecord {
                 .is_some_and(|phase| phase == "Succeeded" || phase == "Failed"),
             deleted_at: meta.deletion_timestamp.as_ref().map(UnixMillis::from),
             daemon: owner.is_some_and(|owner| owner.kind == "DaemonSet"),
+            keeps_name: owner.is_some_and(|owner| owner.kind == "StatefulSet"),
             mirror: annotation("kubernetes.io/config.mirror").is_some()
                 || owner.is_some_and(|owner| owner.kind == "Node"),
             do_not_disrupt: annotation(labels::DO_NOT_DISRUPT).is_some_and(labels::forbids_disruption),
