@@ -1,6 +1,6 @@
 //! Resolves the plans of NodeClaims to live holds. Every replica and every restart derives the same holds from the same objects.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -222,23 +222,29 @@ impl Strays {
         let mut out = Self::default();
         for (key, mut slots) in of_owner {
             slots.sort_by_key(|(claim, owner)| (owner.planned_at, *claim));
-            let mut elsewhere = Vec::new();
-            for pod in bound_successors(state, &key) {
-                let is_planned = |(claim, owner): &(&String, &Owner)| {
-                    is_successor(pod, owner.planned_at) && node_name_of(state, claim).as_deref() == pod.node.as_deref()
-                };
-                match slots.iter().position(is_planned) {
-                    Some(arrived) => drop(slots.remove(arrived)),
-                    // Its name says which pod it succeeds, and no plan names it.
-                    None if pod.keeps_name => {}
-                    None => elsewhere.push(pod),
+            let mut by_node: HashMap<String, VecDeque<usize>> = HashMap::new();
+            for (at, (claim, _)) in slots.iter().enumerate() {
+                if let Some(node) = node_name_of(state, claim) {
+                    by_node.entry(node).or_default().push_back(at);
                 }
             }
-            for pod in elsewhere {
-                if let Some(slot) = slots.iter().position(|(_, owner)| is_successor(pod, owner.planned_at)) {
-                    let (claim, _) = slots.remove(slot);
-                    out.pods.insert(pod.key(), claim.clone());
-                    *out.counts.entry((claim.clone(), key.clone())).or_default() += 1;
+            let mut pods: Vec<&PodRecord> = bound_successors(state, &key).collect();
+            let created = |pod: &PodRecord| pod.entry.as_ref().map_or(UnixMillis::MAX, |entry| entry.created_at);
+            pods.sort_by_cached_key(|pod| (created(pod), pod.key()));
+            let mut arrived = BTreeSet::new();
+            // Its name says which pod a pod of a StatefulSet succeeds, and no plan names it.
+            pods.retain(|pod| {
+                let planned = pod.node.as_deref().and_then(|node| by_node.get_mut(node));
+                let slot =
+                    planned.and_then(|of_node| of_node.pop_front_if(|at| is_successor(pod, slots[*at].1.planned_at)));
+                arrived.extend(slot);
+                slot.is_none() && !pod.keeps_name
+            });
+            let mut open = slots.iter().enumerate().filter(|(at, _)| !arrived.contains(at)).peekable();
+            for pod in pods {
+                if let Some((_, (claim, _))) = open.next_if(|(_, (_, owner))| is_successor(pod, owner.planned_at)) {
+                    out.pods.insert(pod.key(), (*claim).clone());
+                    *out.counts.entry(((*claim).clone(), key.clone())).or_default() += 1;
                 }
             }
         }
@@ -255,19 +261,18 @@ fn node_name_of(state: &ClusterState, claim: &str) -> Option<String> {
     state.claims.get(claim).and_then(|claim| state.node_of(claim)).map(|node| node.name_any())
 }
 
-/// Active pods of a controller, oldest first. A UID may be copied to another namespace.
-fn pods_of<'s>(state: &'s ClusterState, (namespace, uid): &OwnerKey) -> Vec<&'s PodRecord> {
-    let created = |pod: &PodRecord| pod.entry.as_ref().map_or(UnixMillis::MAX, |entry| entry.created_at);
-    let mut pods: Vec<&PodRecord> =
-        state.pods_of(uid).filter(|pod| pod.active() && pod.namespace == *namespace).collect();
-    pods.sort_by_cached_key(|pod| (created(pod), pod.key()));
-    pods
+/// Active pods of a controller. A UID may be copied to another namespace.
+fn pods_of<'s>(state: &'s ClusterState, (namespace, uid): &'s OwnerKey) -> impl Iterator<Item = &'s PodRecord> {
+    state.pods_of(uid).filter(move |pod| pod.active() && pod.namespace == *namespace)
 }
 
 /// The bound pods of a controller that no plan names: a plan may name pods that are bound to its own node.
-fn bound_successors<'s>(state: &'s ClusterState, key: &OwnerKey) -> impl Iterator<Item = &'s PodRecord> {
-    let is_named = |pod: &PodRecord| state.plan_index.claims_of(&pod.key()).next().is_some();
-    pods_of(state, key).into_iter().filter(|pod| pod.node.is_some()).filter(move |pod| !is_named(pod))
+fn bound_successors<'s>(state: &'s ClusterState, key: &'s OwnerKey) -> impl Iterator<Item = &'s PodRecord> {
+    pods_of(state, key).filter(|pod| pod.node.is_some() && !is_named(state, pod))
+}
+
+fn is_named(state: &ClusterState, pod: &PodRecord) -> bool {
+    state.plan_index.claims_of(&pod.key()).next().is_some()
 }
 
 /// Whether a pod was created after a plan for the pods of its controller. Creation timestamps are whole seconds.
@@ -326,18 +331,18 @@ fn successors(
     let mut live = Vec::new();
     for (key, originals) in of_owner {
         let planned_at = originals.iter().map(|(_, owner)| owner.planned_at).min().unwrap_or_default();
-        let arrived = bound_successors(state, &key)
-            .filter(|pod| pod.node.as_deref() == node.as_deref() && is_successor(pod, planned_at))
+        let arrived = pods_of(state, &key)
+            .filter(|pod| pod.node.is_some() && pod.node.as_deref() == node.as_deref())
+            .filter(|pod| is_successor(pod, planned_at) && !is_named(state, pod))
             .count();
         let mut waiting: Vec<String> = pods_of(state, &key)
-            .iter()
             .filter(|pod| pod.node.is_none() && pod.deleted_at.is_none())
             .map(|pod| pod.key())
             .filter(|key| !holds.by_pod.contains_key(key))
             .collect();
         waiting.sort();
         let mut waiting = waiting.into_iter();
-        let elsewhere = strays.counts.get(&(name.clone(), key)).copied().unwrap_or(0);
+        let elsewhere = strays.counts.get(&(name.clone(), key.clone())).copied().unwrap_or(0);
         for (original, owner) in originals.into_iter().skip(arrived + elsewhere) {
             live.push(hold(state, original, waiting.next().as_ref(), Some(owner), planned.hold_until));
         }

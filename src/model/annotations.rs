@@ -211,7 +211,7 @@ pub const ENTRIES: &[Entry] = &[
         labels::POD_DELETION_COST,
         "Pod",
         USER,
-        "what the eviction of the pod costs beside that of others: consolidation adds the number / 2^27 to one",
+        "what the eviction of the pod costs, compared with that of other pods: consolidation adds the number / 2^27 to one",
     ),
     entry(
         Form::Annotation,

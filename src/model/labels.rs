@@ -117,7 +117,7 @@ pub const NODE_POOL_HASH_VERSION: &str = "karpenter.sh/nodepool-hash-version";
 pub const EC2_NODE_CLASS_HASH: &str = "karpenter.k8s.aws/ec2nodeclass-hash";
 /// Version of the algorithm behind [`EC2_NODE_CLASS_HASH`].
 pub const EC2_NODE_CLASS_HASH_VERSION: &str = "karpenter.k8s.aws/ec2nodeclass-hash-version";
-/// What the deletion of a pod costs beside that of other pods of its controller, an integer of 32 bits; absent or invalid is 0.
+/// Cost of the deletion of a pod, compared with other pods of its controller: an integer of 32 bits; absent or invalid is 0.
 pub const POD_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 /// On a NodePool: the time in which the saving of a consolidation must pay for its evictions.
 pub const CONSOLIDATION_PAYBACK: &str = "stowage.dev/consolidation-payback";

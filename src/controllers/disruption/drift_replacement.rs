@@ -34,7 +34,12 @@ pub async fn choose(
                 let outcome =
                     tokio::task::spawn_blocking(move || simulate(&ctx, &pools, &without, Effort::Quick, now)).await;
                 heartbeat::progress();
-                let outcome = outcome.ok().flatten();
+                let outcome = outcome
+                    .inspect_err(
+                        |error| tracing::error!(%error, claim = node.claim, "simulation of a removal panicked"),
+                    )
+                    .ok()
+                    .flatten();
                 if outcome.as_ref().is_some_and(Outcome::is_complete) {
                     pass.accept(&node);
                 } else {

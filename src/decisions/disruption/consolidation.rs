@@ -7,6 +7,7 @@ pub mod order;
 pub mod search;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,8 +19,8 @@ use crate::decisions::disruption::consolidation::backoff::Backoff;
 use crate::decisions::disruption::consolidation::market_value::Market;
 use crate::decisions::disruption::consolidation::objective::PoolTerms;
 use crate::decisions::disruption::consolidation::order::{Source, by_surplus};
-use crate::decisions::disruption::consolidation::search::{Judgment, Limits, search};
-use crate::decisions::disruption::eviction_cost::{EvictionUnits, of_node};
+use crate::decisions::disruption::consolidation::search::{IN_TURNS, Judgment, Limits, search};
+use crate::decisions::disruption::eviction_cost::{EvictionUnits, of_node, of_node_with_ordinary_pods};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::simulate::Outcome;
 use crate::model::resources::Resources;
@@ -27,6 +28,7 @@ use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
 use crate::planner::Effort;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
+use crate::state::object_ext::NodeExt;
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
 
@@ -41,6 +43,18 @@ const EFFORT: Effort = Effort::Quick;
 pub struct Memory {
     pub backoff: Backoff,
     cursor: String,
+    nothing_chosen: Option<NothingChosen>,
+}
+
+/// After this time a decision that chose nothing is repeated, even if nothing changed that is compared.
+const REPEAT: Duration = Duration::from_mins(5);
+
+/// Decisions that chose nothing in the same situation.
+#[derive(Clone, Copy, Debug)]
+struct NothingChosen {
+    situation: u64,
+    since: UnixMillis,
+    decisions: usize,
 }
 
 /// The parameters of a decision.
@@ -65,6 +79,8 @@ pub struct Consolidation {
     sources: Vec<Source>,
     limits: Limits,
     terms: BTreeMap<String, PoolTerms>,
+    /// A hash of what the decision depends on, but for changes that are rare: those of Services, volumes and running pods.
+    situation: u64,
 }
 
 /// The nodes to remove.
@@ -93,6 +109,7 @@ impl Consolidation {
             sources: Vec::new(),
             limits: Limits { nodes: most, pods: MAX_PODS, of_pools: BTreeMap::new() },
             terms: BTreeMap::new(),
+            situation: 0,
         };
         for (name, pool) in &state.pools {
             let (terms, errors) = PoolTerms::of(pool);
@@ -110,7 +127,8 @@ impl Consolidation {
                 continue;
             };
             let source = source(state, &market, &candidate, now);
-            terms.add(MicroUsd(source.price.0 - source.surplus), source.units);
+            let pods = state.pods_on(&candidate.node);
+            terms.add(MicroUsd(source.price.0 - source.surplus), of_node_with_ordinary_pods(pods, now));
             let disruption = &pool.spec.disruption;
             let after = allowances.get(&candidate.pool).and_then(|allowance| allowance.consolidate_after);
             let held = holds.by_claim.contains_key(&candidate.claim);
@@ -128,7 +146,31 @@ impl Consolidation {
                 source.price.0 - out.terms.get(&source.pool).map_or(0, |terms| terms.eviction_cost(source.units).0);
         }
         by_surplus(&mut out.sources);
+        out.situation = out.hash_situation(state, pools, last_pod_event);
         out
+    }
+
+    fn hash_situation(&self, state: &ClusterState, pools: &[ReadyPool], last_pod_event: UnixMillis) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for source in &self.sources {
+            (&source.claim, source.price.0, source.gain, source.pods).hash(&mut hasher);
+        }
+        (&self.limits.of_pools, self.limits.nodes.min(self.sources.len()), last_pod_event.0).hash(&mut hasher);
+        let mut unbound: Vec<&String> = state.unbound.iter().collect();
+        unbound.sort_unstable();
+        unbound.hash(&mut hasher);
+        for ready in pools {
+            (ready.pool.name_any(), ready.pool.metadata.generation, Arc::as_ptr(&ready.catalog)).hash(&mut hasher);
+        }
+        for node in state.nodes.values() {
+            let spec = node.spec.as_ref();
+            let is_cordoned = spec.and_then(|spec| spec.unschedulable);
+            (node.metadata.uid.as_deref(), is_cordoned, node.is_ready()).hash(&mut hasher);
+            for taint in spec.and_then(|spec| spec.taints.as_ref()).into_iter().flatten() {
+                (&taint.key, &taint.value, &taint.effect).hash(&mut hasher);
+            }
+        }
+        hasher.finish()
     }
 
     /// Number of candidates.
@@ -143,7 +185,12 @@ impl Consolidation {
         mut simulate: impl FnMut(&BTreeSet<String>, Effort) -> Option<Outcome>,
         now: UnixMillis,
     ) -> Decision {
-        if self.sources.is_empty() {
+        // With many candidates, some are tried in turns.
+        let same = memory
+            .nothing_chosen
+            .filter(|last| last.situation == self.situation && !last.since.is_older_than(REPEAT, now));
+        let decisions = same.map_or(0, |last| last.decisions);
+        if decisions >= self.sources.len().div_ceil(IN_TURNS) {
             return Decision::default();
         }
         // Other pods need new nodes, whatever is removed.
@@ -161,6 +208,9 @@ impl Consolidation {
             Judgment::Worth(found.0)
         });
         memory.cursor = choice.cursor;
+        let since = same.map_or(now, |last| last.since);
+        let nothing = NothingChosen { situation: self.situation, since, decisions: decisions + 1 };
+        memory.nothing_chosen = choice.chosen.is_empty().then_some(nothing);
         for claim in self.claims(&choice.stuck) {
             memory.backoff.blocked(&claim, now);
         }

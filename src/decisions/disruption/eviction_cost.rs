@@ -37,15 +37,29 @@ pub fn of_pod(pod: &PodRecord, now: UnixMillis) -> EvictionUnits {
     }
     let by_deletion_cost = i64::from(pod.deletion_cost) * UNIT / DELETION_COST_PER_UNIT;
     let by_priority = i64::from(entry.class.priority) * UNIT / PRIORITY_PER_UNIT;
-    let settled = (UNIT + by_deletion_cost + by_priority).clamp(0, MAX);
+    with_age((UNIT + by_deletion_cost + by_priority).clamp(0, MAX), entry.created_at, now)
+}
+
+fn with_age(settled: i64, created_at: UnixMillis, now: UnixMillis) -> EvictionUnits {
     let period = i64::try_from(SETTLED_AGE.as_millis()).unwrap_or(i64::MAX);
-    let age = i64::try_from(now.saturating_since(entry.created_at).as_millis()).unwrap_or(i64::MAX).min(period);
+    let age = i64::try_from(now.saturating_since(created_at).as_millis()).unwrap_or(i64::MAX).min(period);
     EvictionUnits(settled + settled * (period - age) / period)
 }
 
 /// Cost of the removal of a node with these pods: one unit, and that of each pod that needs another node.
 pub fn of_node<'a>(pods: impl Iterator<Item = &'a PodRecord>, now: UnixMillis) -> EvictionUnits {
-    EvictionUnits(UNIT + pods.filter(|pod| pod.needs_another_node()).map(|pod| of_pod(pod, now).0).sum::<i64>())
+    sum(pods, |pod| of_pod(pod, now))
+}
+
+/// The same if every pod were an ordinary one: how a tenant sets its deletion costs and priorities changes nothing.
+pub fn of_node_with_ordinary_pods<'a>(pods: impl Iterator<Item = &'a PodRecord>, now: UnixMillis) -> EvictionUnits {
+    let of_pod =
+        |pod: &PodRecord| pod.entry.as_ref().map_or(EvictionUnits(UNIT), |entry| with_age(UNIT, entry.created_at, now));
+    sum(pods, of_pod)
+}
+
+fn sum<'a>(pods: impl Iterator<Item = &'a PodRecord>, of_pod: impl Fn(&PodRecord) -> EvictionUnits) -> EvictionUnits {
+    EvictionUnits(UNIT + pods.filter(|pod| pod.needs_another_node()).map(|pod| of_pod(pod).0).sum::<i64>())
 }
 
 #[cfg(test)]

@@ -98,7 +98,7 @@ impl Removal {
                 moving.insert(pod.key(), name.clone());
                 match &pod.entry {
                     _ if !pod.reschedulable() => {}
-                    // No successor takes room for it, but someone creates it again.
+                    // Nothing creates it again, so that it is no demand; it is moved only where it would fit.
                     Ok(entry) if entry.owner.is_none() => snapshot.problem.pods.push(entry.clone()),
                     Ok(_) => {}
                     Err(_) => {

@@ -280,3 +280,18 @@ async fn a_node_that_is_left_out_of_plans_is_not_disrupted() {
         assert_eq!(outcome.is_complete(), complete, "{claim}");
     }
 }
+
+#[tokio::test]
+async fn an_invalid_annotation_of_a_node_pool_is_reported() {
+    let world = world(&json!({}), None);
+    let annotations = json!({(labels::CONSOLIDATION_PAYBACK): "soon"});
+    world.api.put(&node_pool("p", &json!({"metadata": {"annotations": annotations}})));
+    let ctx = world.context();
+    let pools = Arc::default();
+    let (memory, pending) = (&mut Memory::default(), &mut PendingPods::default());
+    let chosen = consolidation::choose(memory, pending, &ctx, &pools, &InstanceTypes::default()).await;
+    assert!(chosen.is_empty());
+    let events = world.api.events().join("\n");
+    let note = "annotation stowage.dev/consolidation-payback: 'soon' is not a duration of at least 1m, such as 30m";
+    assert!(events.contains("InvalidConsolidationSetting") && events.contains(note), "{events}");
+}

@@ -32,7 +32,7 @@ pub struct PoolTerms {
     min_saving: Option<i64>,
     /// Market value of all its pods that may move, micro-USD per hour.
     market_value: i64,
-    /// Eviction cost of all its nodes.
+    /// Eviction cost of all its nodes if all pods were ordinary ones.
     units: EvictionUnits,
 }
 
@@ -71,7 +71,7 @@ impl PoolTerms {
         (terms, errors)
     }
 
-    /// Adds a node of the NodePool: the market value of its pods, and its eviction cost.
+    /// Adds a node of the NodePool: the market value of its pods, and its eviction cost if they were ordinary ones.
     pub fn add(&mut self, market_value: MicroUsd, units: EvictionUnits) {
         self.market_value = self.market_value.saturating_add(market_value.0);
         self.units.0 = self.units.0.saturating_add(units.0);

@@ -16,6 +16,8 @@ const CONFIRMATIONS: usize = 3;
 /// Changes of the best set in each round: nodes that are kept after all, further nodes, and exchanges.
 const GIVE_BACK: usize = 16;
 const ADD: usize = 32;
+/// So many of these are tried in turns.
+pub const IN_TURNS: usize = ADD / 2;
 const EXCHANGE: usize = 48;
 const ROUNDS: usize = 4;
 /// With at most as many sources all sets are tried, as far as the work allows, but those that cannot be better.
@@ -97,7 +99,7 @@ struct Search<'a, F> {
     best: Choice,
     /// Sources whose pods had no place in some set.
     suspects: BTreeSet<usize>,
-    /// What is left of [`WORK`].
+    /// The remaining part of [`WORK`].
     work: usize,
 }
 
@@ -224,17 +226,17 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
     fn others(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.sources.len()).filter(|at| !self.best.stuck.contains(at)).collect();
         if order.len() > ADD {
-            let mut rest = order.split_off(ADD / 2);
+            let mut rest = order.split_off(ADD - IN_TURNS);
             let key = |at: &usize| (self.sources[*at].claim <= self.best.cursor, &self.sources[*at].claim);
             rest.sort_by(|a, b| key(a).cmp(&key(b)));
-            order.extend(rest.into_iter().take(ADD / 2));
+            order.extend(rest.into_iter().take(IN_TURNS));
         }
         order
     }
 
     fn add(&mut self, others: &[usize]) {
         for (number, at) in others.iter().enumerate() {
-            if self.work > 0 && number >= ADD / 2 {
+            if self.work > 0 && number >= ADD - IN_TURNS {
                 self.best.cursor.clone_from(&self.sources[*at].claim);
             }
             if !self.best.chosen.contains(at) {

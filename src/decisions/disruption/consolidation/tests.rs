@@ -214,7 +214,11 @@ fn a_node_whose_pods_have_no_place_is_tried_again_after_its_backoff() {
     cluster.add_node("a", "p", "small/on-demand");
     cluster.add_pod("a", Some("a"), "1", &json!({}));
     let (mut memory, minute) = (Memory::default(), Duration::from_mins(1));
-    let plans = |memory: &mut Memory, now: UnixMillis| decide_with(&cluster, memory, 9, now).plans;
+    let plans = |memory: &mut Memory, now: UnixMillis| {
+        // Something else changed meanwhile.
+        memory.nothing_chosen = None;
+        decide_with(&cluster, memory, 9, now).plans
+    };
     assert!(plans(&mut memory, NOW) > 0);
     assert_eq!(plans(&mut memory, NOW + minute / 2), 0);
     assert!(plans(&mut memory, NOW + minute) > 0);
@@ -236,6 +240,64 @@ fn nothing_is_decided_where_the_planner_fails() {
     let without_present = |without: &BTreeSet<String>, _| (!without.is_empty()).then(Outcome::default);
     assert_eq!(consolidation.decide(&mut memory, without_present, NOW).claims, [""; 0]);
     assert_eq!(consolidation.decide(&mut memory, |_, _| Some(Outcome::default()), NOW).claims, ["a", "b"]);
+}
+
+#[test]
+fn a_tenant_does_not_make_the_evictions_of_others_cheaper() {
+    let units = |cost: &str| {
+        let mut cluster = SmallCluster::new(&[("p", no_purchases())]);
+        for name in ["a", "b"] {
+            cluster.add_node(name, "p", "small/on-demand");
+        }
+        cluster.add_pod("web", Some("a"), "500m", &json!({}));
+        let costly = json!({"metadata": {"annotations": {(labels::POD_DELETION_COST): cost}}});
+        cluster.add_pod("tenant", Some("b"), "500m", &costly);
+        let types = cluster.types();
+        let request = Request { pools: &cluster.pools, types: &types, most: 9, now: NOW };
+        let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut Memory::default(), request);
+        let gain = |claim: &str| consolidation.sources.iter().find(|source| source.claim == claim).unwrap().gain;
+        (gain("a"), gain("b"))
+    };
+    let ((web, tenant), (web_with, tenant_with)) = (units("0"), units("2147483647"));
+    assert_eq!(web, web_with);
+    assert!(tenant_with < tenant);
+}
+
+#[test]
+fn nothing_is_planned_again_while_nothing_changed_or_for_five_minutes() {
+    let mut cluster = SmallCluster::new(&[("p", no_purchases())]);
+    // Each alone has room, but none saves anything: it has no price.
+    for n in 0..40 {
+        let name = format!("c{n:02}");
+        cluster.add_node(&name, "p", "small/unknown");
+        cluster.add_pod(
+            &name,
+            Some(&name),
+            "100m",
+            &json!({"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}}),
+        );
+    }
+    let (mut memory, second) = (Memory::default(), Duration::from_secs(1));
+    let plans = |cluster: &SmallCluster, memory: &mut Memory, after: u32| {
+        decide_with(cluster, memory, 100, NOW + second * after).plans
+    };
+    for decision in 0..3 {
+        assert!(plans(&cluster, &mut memory, decision) > 0, "some of 40 candidates are tried in turns");
+    }
+    assert_eq!(plans(&cluster, &mut memory, 3), 0);
+    for (case, change) in [
+        ("another node", (|cluster| cluster.add_node("other", "p", "small/unknown")) as fn(&mut SmallCluster)),
+        ("a pod that waits", |cluster| cluster.add_pod("waits", None, "8", &json!({}))),
+        ("a pod that ended", |cluster| cluster.state.delete_pod("n/c00", NOW - Duration::from_mins(1))),
+    ] {
+        change(&mut cluster);
+        assert!(plans(&cluster, &mut memory, 4) > 0, "{case}");
+        for _ in 0..3 {
+            plans(&cluster, &mut memory, 4);
+        }
+        assert_eq!(plans(&cluster, &mut memory, 4), 0, "{case}");
+    }
+    assert!(plans(&cluster, &mut memory, 4 + 300) > 0);
 }
 
 /// Clusters with the planner itself: what is chosen never costs more than to keep everything, and is within 5 % of the best of all sets.

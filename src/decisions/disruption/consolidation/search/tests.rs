@@ -248,7 +248,7 @@ fn each_source_is_tried_after_a_bounded_number_of_searches() {
             if *set == [437].into() { Judgment::Worth(10) } else { Judgment::Worth(-10) }
         });
         searches += 1;
-        assert!(choice.plans < 200 && searches <= 500_usize.div_ceil(ADD / 2), "{searches}, {} plans", choice.plans);
+        assert!(choice.plans < 200 && searches <= 500_usize.div_ceil(IN_TURNS), "{searches}, {} plans", choice.plans);
         if choice.chosen == [437].into() {
             break;
         }
