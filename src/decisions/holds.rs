@@ -337,7 +337,7 @@ fn successors(
             .count();
         let mut waiting: Vec<String> = pods_of(state, &key)
             .filter(|pod| pod.node.is_none() && pod.deleted_at.is_none())
-            .map(|pod| pod.key())
+            .map(PodRecord::key)
             .filter(|key| !holds.by_pod.contains_key(key))
             .collect();
         waiting.sort();
