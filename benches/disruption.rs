@@ -120,18 +120,21 @@ fn main() {
         for effort in efforts {
             let (derived, settings, types) =
                 (DerivedState::default(), Settings::default(), InstanceTypes::new(&cluster.pools));
-            let simulate = |without: &BTreeSet<String>, _| {
-                let request = SnapshotRequest { pools: &cluster.pools, settings: &settings, without, now: NOW };
-                Some(derived.removal(&cluster.state, request).simulate(*effort))
+            let gather = || {
+                let request = SnapshotRequest { pools: &cluster.pools, settings: &settings, now: NOW };
+                derived.simulator(&cluster.state, request, cluster.state.claims.keys().map(String::as_str))
             };
-            let _ = simulate(&BTreeSet::new(), *effort);
+            // Fills the caches, as in a process that runs.
+            gather().leave_out_unplaced(*effort);
             let clock = Instant::now();
             let request = Request { pools: &cluster.pools, types: &types, most: usize::MAX, now: NOW };
             let mut memory = Memory::default();
             let holds = derived.holds(&cluster.state, NOW);
             let consolidation = Consolidation::begin(&cluster.state, &holds, &mut memory, request);
+            let simulator = gather();
             let gathered = clock.elapsed();
-            let decision = consolidation.decide(&mut memory, simulate, NOW);
+            let simulate = |without: &BTreeSet<String>| Some(simulator.simulate(without, *effort));
+            let decision = consolidation.decide(&mut memory, 0, simulate, NOW);
             assert!(decision.saving.0 > 0, "nothing is saved");
             let bill: f64 = cluster.state.claims.values().map(|claim| types.price(claim).usd()).sum();
             println!(

@@ -3,7 +3,7 @@
 //! each loop takes in an idle second and in a second with 1,000 events. Every event is followed by the loops that are due, at their
 //! shortest period. Linux only: it reads `/proc`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -158,10 +158,10 @@ fn main() {
     let catalog = Arc::new(embedded().for_node_class(None, SpotPricing::ratio(0.35).expect("a ratio below 1")));
     let pools: Vec<_> =
         (0..10).map(|at| ReadyPool { pool: Arc::new(read(pool(at))), catalog: Arc::clone(&catalog) }).collect();
-    let (derived, settings, without) = (DerivedState::default(), Settings::default(), BTreeSet::new());
+    let (derived, settings) = (DerivedState::default(), Settings::default());
     let snapshot = |state: &ClusterState| {
         let clock = Instant::now();
-        drop(derived.snapshot(state, SnapshotRequest { pools: &pools, settings: &settings, without: &without, now }));
+        drop(derived.snapshot(state, SnapshotRequest { pools: &pools, settings: &settings, now }));
         clock.elapsed().as_secs_f64() * 1e3
     };
     let (first, again) = (snapshot(&state), snapshot(&state));

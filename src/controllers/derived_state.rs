@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::decisions::disruption::simulate::Removal;
+use crate::decisions::disruption::simulate::Simulator;
 use crate::decisions::holds::HoldsCache;
 use crate::decisions::snapshot::snapshot;
 use crate::model::time::UnixMillis;
@@ -35,10 +35,15 @@ impl DerivedState {
         self.with_cache(|cache| snapshot(state, &holds, cache, request))
     }
 
-    /// The simulated removal of the claims in `request.without`.
-    pub fn removal(&self, state: &ClusterState, request: SnapshotRequest<'_>) -> Removal {
+    /// What simulates the removal of the nodes of these claims.
+    pub fn simulator<'c>(
+        &self,
+        state: &ClusterState,
+        request: SnapshotRequest<'_>,
+        claims: impl IntoIterator<Item = &'c str>,
+    ) -> Simulator {
         let holds = self.holds(state, request.now);
-        self.with_cache(|cache| Removal::new(state, &holds, cache, request))
+        self.with_cache(|cache| Simulator::new(state, &holds, cache, request, claims))
     }
 
     fn with_cache<T>(&self, take: impl FnOnce(&mut SnapshotCache) -> T) -> T {
@@ -58,8 +63,6 @@ fn intact<T: Default>(cache: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use serde_json::json;
 
     use super::*;
@@ -69,8 +72,8 @@ mod tests {
     fn a_panic_during_a_snapshot_loses_no_change() {
         let (derived, mut state) = (DerivedState::default(), ClusterState::default());
         let take = |state: &ClusterState| {
-            let (settings, without) = (Settings::default(), BTreeSet::new());
-            let request = SnapshotRequest { pools: &[], settings: &settings, without: &without, now: UnixMillis(1) };
+            let settings = Settings::default();
+            let request = SnapshotRequest { pools: &[], settings: &settings, now: UnixMillis(1) };
             let nodes = derived.snapshot(state, request).problem.nodes;
             nodes.iter().map(|node| node.pods.len()).collect::<Vec<_>>()
         };

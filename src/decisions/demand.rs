@@ -1,7 +1,8 @@
 //! Which pods need a node, and which NodePools may launch one.
 
 use std::cell::LazyCell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
 
 use kube::ResourceExt;
 
@@ -13,6 +14,7 @@ use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::ObjectExt;
 use crate::state::plan_record::Holds;
+use crate::state::pods::{PodRecord, Scheduling};
 use crate::state::snapshot::Demand;
 use crate::state::tables::ClusterState;
 
@@ -23,9 +25,30 @@ pub fn may_launch(pool: &NodePool) -> bool {
         && pool.status.as_ref().is_some_and(|status| conditions::is_true(&status.conditions, conditions::READY))
 }
 
-/// Pods that need a node when the claims in `without` leave too.
-pub fn demand(state: &ClusterState, holds: &Holds, without: &BTreeSet<String>, now: UnixMillis) -> Demand {
-    Demand { pending: pending(state, holds), displaced: displaced(state, holds, without, now) }
+/// A new pod that the scheduler has not attempted for this time waits for something else than the scheduler.
+const UNATTEMPTED_PERIOD: Duration = Duration::from_secs(30);
+
+/// Pods that need a node.
+pub fn demand(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Demand {
+    Demand { pending: pending(state, holds), displaced: displaced(state, holds, now) }
+}
+
+/// New pods without a hold that the scheduler has not attempted yet: they are about to need room.
+pub fn unattempted(state: &ClusterState, holds: &Holds, now: UnixMillis) -> BTreeSet<String> {
+    let is_new = |pod: &&PodRecord| {
+        pod.scheduling == Scheduling::Unattempted
+            && !pod.daemon
+            && pod.entry.is_ok()
+            && !pod.first_seen.is_older_than(UNATTEMPTED_PERIOD, now)
+            && state.is_scheduled(pod)
+    };
+    let unbound = state.unbound.iter().filter(|key| !holds.by_pod.contains_key(*key));
+    unbound.filter(|key| state.pods.get(*key).as_ref().is_some_and(is_new)).cloned().collect()
+}
+
+/// Pods of leaving nodes whose successors have a hold.
+pub fn moved_pods(holds: &Holds) -> HashSet<&str> {
+    holds.by_claim.values().flatten().filter(|hold| hold.owner.is_some()).map(|hold| &*hold.original).collect()
 }
 
 fn pending(state: &ClusterState, holds: &Holds) -> BTreeSet<String> {
@@ -53,13 +76,11 @@ fn pending(state: &ClusterState, holds: &Holds) -> BTreeSet<String> {
     out
 }
 
-fn displaced(state: &ClusterState, holds: &Holds, without: &BTreeSet<String>, now: UnixMillis) -> BTreeSet<String> {
+fn displaced(state: &ClusterState, holds: &Holds, now: UnixMillis) -> BTreeSet<String> {
     let mut out = BTreeSet::new();
-    let has_hold: BTreeSet<&String> =
-        holds.by_claim.values().flatten().filter(|hold| hold.owner.is_some()).map(|hold| &hold.original).collect();
+    let moved = moved_pods(holds);
     let late = LazyCell::new(|| waiting_for_late_nodes(state, now));
-    let leaving: BTreeSet<&String> = state.claim_index.leaving.iter().chain(without).collect();
-    for claim in leaving.into_iter().filter_map(|name| state.claims.get(name)) {
+    for claim in state.claim_index.leaving.iter().filter_map(|name| state.claims.get(name)) {
         let Some(node) = state.node_of(claim) else { continue };
         // A protected pod, or one whose eviction a PodDisruptionBudget refuses now, stays until then, unless the node has a deadline.
         // A node purchased for it would stay empty.
@@ -74,7 +95,7 @@ fn displaced(state: &ClusterState, holds: &Holds, without: &BTreeSet<String>, no
             let has_owner = pod.entry.as_ref().is_ok_and(|entry| entry.owner.is_some());
             let stays = || pod.do_not_disrupt || state.pod_budgets.block(pod).is_some();
             let waits = || is_given_up && late.contains(&key);
-            if has_owner && !has_hold.contains(&key) && (has_deadline || !stays()) && !waits() {
+            if has_owner && !moved.contains(&*key) && (has_deadline || !stays()) && !waits() {
                 out.insert(key);
             }
         }
@@ -126,7 +147,7 @@ mod tests {
                 "running",
                 &json!({"metadata": {"deletionTimestamp": deletion}, "spec": {"nodeName": "x"}}),
             );
-            let demand = demand(&state, &Holds::default(), &BTreeSet::new(), UnixMillis(1));
+            let demand = demand(&state, &Holds::default(), UnixMillis(1));
             assert_eq!(demand.pending.contains("n/a"), pending, "{case}");
             assert!(demand.displaced.is_empty(), "{case}");
         }
@@ -137,7 +158,7 @@ mod tests {
         let mut state = state(&json!({}), &json!({}));
         put(&mut state, "a", &rejected(None));
         let holds = Holds { by_pod: [("n/a".to_owned(), "c".to_owned())].into(), ..Holds::default() };
-        assert!(demand(&state, &holds, &BTreeSet::new(), UnixMillis(1)).pending.is_empty());
+        assert!(demand(&state, &holds, UnixMillis(1)).pending.is_empty());
     }
 
     #[test]
@@ -175,7 +196,7 @@ mod tests {
                     "annotations": {(labels::DO_NOT_DISRUPT): annotation}});
                 put(&mut state, name, &json!({"metadata": meta, "spec": {"nodeName": "x"}}));
             }
-            let demand = demand(&state, &Holds::default(), &BTreeSet::new(), UnixMillis(1));
+            let demand = demand(&state, &Holds::default(), UnixMillis(1));
             assert_eq!(demand.displaced.iter().map(String::as_str).collect::<Vec<_>>(), displaced, "{case}");
         }
     }
@@ -192,15 +213,13 @@ mod tests {
             ("it started up late", Some("Drifted/"), BOOT_TIMEOUT, &["Initialized"], true),
             ("the disruption is not given up", Some("Expired/"), BOOT_TIMEOUT, &[], true),
             ("it has a deadline", Some("SpotInterruption/2026-01-01T00:02:00Z"), BOOT_TIMEOUT, &[], true),
-            ("a simulated removal needs room for every pod", None, BOOT_TIMEOUT, &[], true),
         ] {
             let mut state = state(&json!({"annotations": {(labels::DISRUPTING): mark}}), &json!({}));
             put(&mut state, "web", &json!({"metadata": {"ownerReferences": [owner]}, "spec": {"nodeName": "x"}}));
             let status = objects::launched("i-2", conditions);
             state.apply_claim(objects::claim("late", &json!({"metadata": {"annotations": plan}, "status": status})));
-            let without = if mark.is_none() { ["c".to_owned()].into() } else { BTreeSet::new() };
             let now = state.claims["late"].created_at() + age;
-            let found = demand(&state, &Holds::default(), &without, now).displaced.len();
+            let found = demand(&state, &Holds::default(), now).displaced.len();
             assert_eq!(found, usize::from(displaced), "{case}");
         }
     }

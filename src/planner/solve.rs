@@ -38,7 +38,7 @@ const MAX_RETRIES: usize = 6;
 /// How much time a plan may take for a lower cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// No lower bound, and no improvement by patterns of whole pods: for plans that are only compared with each other.
+    /// No lower bound, one strategy, and no improvement by patterns of whole pods: for plans that are only compared with each other.
     Quick,
     Normal,
 }
@@ -124,6 +124,7 @@ fn solve_once(
     let mut state = instance.state(by_priority);
     let state = &mut state;
 
+    let strategies = if effort == Effort::Normal { usize::MAX } else { 1 };
     let mut bound: Option<Option<LowerBound>> = None;
     // Whether the purchases of a pass are for all pods of the bound.
     let mut is_whole = false;
@@ -147,7 +148,7 @@ fn solve_once(
             }
             state.fixed = state.purchased.len();
             buy_for_affinity_groups(state, &subproblem);
-            let bought = buy_best(state, &mut subproblem);
+            let bought = buy_best(state, &mut subproblem, strategies);
             if matches!(bought, Bought::Exactly) && !by_priority && tiers.len() == 1 && is_exact_bound(state) {
                 bound = Some(Some(LowerBound { cost: real(state.cost()), values: Vec::new() }));
             }

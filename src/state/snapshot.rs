@@ -28,8 +28,6 @@ pub struct SnapshotRequest<'a> {
     /// Pools that may launch nodes.
     pub pools: &'a [ReadyPool],
     pub settings: &'a Settings,
-    /// NodeClaims that are treated as leaving.
-    pub without: &'a BTreeSet<String>,
     pub now: UnixMillis,
 }
 
@@ -111,7 +109,7 @@ pub fn take(
     cache: &mut SnapshotCache,
     request: SnapshotRequest<'_>,
 ) -> Snapshot {
-    let SnapshotRequest { pools, settings, without, now } = request;
+    let SnapshotRequest { pools, settings, now } = request;
     let mut out = Snapshot { taken_at: now, ..Snapshot::default() };
     // Holds expire without a change of an object.
     let held = holds.by_claim.keys().filter_map(|claim| state.node_of(state.claims.get(claim)?));
@@ -127,14 +125,12 @@ pub fn take(
     }
     out.panicked_nodes = cache.left_out().cloned().collect();
     for node in cache.nodes() {
-        if node.node_ref.claim.as_ref().is_none_or(|claim| !without.contains(claim)) {
-            out.problem.nodes.push(Arc::clone(&node.state));
-            out.node_refs.push(Arc::clone(&node.node_ref));
-        }
+        out.problem.nodes.push(Arc::clone(&node.state));
+        out.node_refs.push(Arc::clone(&node.node_ref));
     }
     out.column_cache = cache.column_cache.clone();
     for (name, claim) in state.in_flight.iter().filter_map(|name| state.claims.get_key_value(name)) {
-        if !claim.is_leaving() && !without.contains(name) {
+        if !claim.is_leaving() {
             let Ok(node) = catch(|| node_state::in_flight(state, &types, holds, claim, now)) else {
                 out.panicked_nodes.push(name.clone());
                 continue;
@@ -150,7 +146,7 @@ pub fn take(
     }
     out.displaced = demand.displaced;
     for ready in pools {
-        match catch(|| pool(state, &types, ready, without)) {
+        match catch(|| pool(state, &types, ready)) {
             Ok(pool) => out.problem.pools.extend(pool),
             Err(_) => out.panicked_pools.push(ready.pool.name_any()),
         }
@@ -163,17 +159,11 @@ pub fn take(
     out
 }
 
-fn pool(state: &ClusterState, types: &InstanceTypes, ready: &ReadyPool, without: &BTreeSet<String>) -> Option<Pool> {
+fn pool(state: &ClusterState, types: &InstanceTypes, ready: &ReadyPool) -> Option<Pool> {
     let name = ready.pool.name_any();
-    let Usage { mut capacity, mut count, unsized_claims } = state.claim_index.usage(&name);
+    let Usage { mut capacity, count, unsized_claims } = state.claim_index.usage(&name);
     for claim in unsized_claims.iter().filter_map(|claim| state.claims.get(claim)) {
         capacity.add(&types.capacity(claim));
-    }
-    for claim in without.iter().filter_map(|claim| state.claims.get(claim)) {
-        if claim.node_pool() == Some(&name) && !claim.is_leaving() {
-            capacity.sub(&types.capacity(claim));
-            count -= 1;
-        }
     }
     Pool::new(&ready.pool, Arc::clone(&ready.catalog), capacity, count)
         .inspect_err(|error| tracing::warn!(node_pool = name, %error, "invalid node pool left out of the plan"))

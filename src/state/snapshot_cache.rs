@@ -122,6 +122,11 @@ impl SnapshotCache {
         }
     }
 
+    /// The instance types of the pools of the last snapshot.
+    pub fn types(&self) -> &InstanceTypes {
+        &self.types
+    }
+
     /// The nodes, by name.
     pub fn nodes(&self) -> impl Iterator<Item = &CachedNode> {
         self.nodes.values()

@@ -1,12 +1,11 @@
 //! A cluster for tests of disruption: nodes of two instance types, with pods.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::decisions::disruption::simulate::{Outcome, Removal};
+use crate::decisions::disruption::simulate::{Outcome, Simulator};
 use crate::model::labels;
 use crate::model::offering::{CapacityType, Catalog};
 use crate::model::time::UnixMillis;
@@ -88,15 +87,23 @@ impl SmallCluster {
         InstanceTypes::new(&self.pools)
     }
 
-    /// The removal of these claims.
-    pub fn removal(&self, without: &BTreeSet<String>) -> Removal {
+    /// What simulates the removal of any node, once the present demand is planned.
+    pub fn simulator(&self) -> Simulator {
+        let mut simulator = self.simulator_before_plan();
+        simulator.leave_out_unplaced(Effort::Normal);
+        simulator
+    }
+
+    /// What simulates the removal of any node, before the present demand is planned.
+    pub fn simulator_before_plan(&self) -> Simulator {
         let settings = Settings::default();
-        let request = SnapshotRequest { pools: &self.pools, settings: &settings, without, now: NOW };
-        Removal::new(&self.state, &Holds::default(), &mut SnapshotCache::default(), request)
+        let request = SnapshotRequest { pools: &self.pools, settings: &settings, now: NOW };
+        let claims = self.state.claims.keys().map(String::as_str);
+        Simulator::new(&self.state, &Holds::default(), &mut SnapshotCache::default(), request, claims)
     }
 
     /// The outcome of the removal of these claims.
     pub fn simulate(&self, without: &[&str]) -> Outcome {
-        self.removal(&without.iter().map(|claim| (*claim).to_owned()).collect()).simulate(Effort::Normal)
+        self.simulator().simulate(&without.iter().map(|claim| (*claim).to_owned()).collect(), Effort::Normal)
     }
 }

@@ -7,17 +7,20 @@ use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::{Context, reference};
 use crate::controllers::disruption::blocked::report_blocked;
-use crate::controllers::disruption::simulate::simulate;
+use crate::controllers::disruption::simulate::{plan_present, simulate, simulator};
 use crate::decisions::disruption::consolidation::{Consolidation, Decision, Memory, Request};
 use crate::decisions::disruption::consolidation_pause::{Pause, PendingPods, pause};
 use crate::decisions::last_decisions::LastConsolidation;
 use crate::model::events;
 use crate::model::time::UnixMillis;
+use crate::planner::Effort;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 use crate::sync::lock;
 
 /// After this time nothing more is simulated: the best set so far is removed.
 const MAX_TIME: Duration = Duration::from_secs(30);
+/// Effort of the plans that are compared.
+const EFFORT: Effort = Effort::Quick;
 
 /// Claims whose nodes are to be removed together: the pods of each fit on the others, or on new nodes that cost less than the
 /// removed ones.
@@ -81,13 +84,20 @@ async fn decide(
     consolidation: Consolidation,
     now: UnixMillis,
 ) -> Decision {
-    let (ctx, pools, mut known) = (Arc::clone(ctx), Arc::clone(pools), std::mem::take(memory));
+    if consolidation.is_decided(memory, now) {
+        return Decision::default();
+    }
+    let mut simulator = simulator(ctx, pools, consolidation.claims_of_candidates(), now);
+    let (ctx, mut known) = (Arc::clone(ctx), std::mem::take(memory));
     let search = move || {
         let begin = Instant::now();
-        let simulate = |without: &_, effort| {
-            if begin.elapsed() > MAX_TIME { None } else { simulate(&ctx, &pools, without, effort, now) }
+        if plan_present(&ctx, &mut simulator, EFFORT).is_none() {
+            return (known, Decision::default());
+        }
+        let simulate = |without: &_| {
+            if begin.elapsed() > MAX_TIME { None } else { simulate(&ctx, &simulator, without, EFFORT) }
         };
-        let decision = consolidation.decide(&mut known, simulate, now);
+        let decision = consolidation.decide(&mut known, simulator.waiting_pods(), simulate, now);
         (known, decision)
     };
     // The search does not panic: each plan is isolated. If it did, the memory would be lost, which costs repeated attempts.

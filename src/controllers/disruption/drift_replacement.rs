@@ -2,15 +2,22 @@
 
 use std::sync::Arc;
 
+use tokio::task::spawn_blocking;
+
 use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::blocked::report_blocked;
-use crate::controllers::disruption::simulate::simulate;
+use crate::controllers::disruption::simulate::{plan_present, simulate, simulator};
+use crate::decisions::disruption::drift_order::DriftedNode;
 use crate::decisions::disruption::drift_replacement::{DriftAttempt, DriftReplacement};
-use crate::decisions::disruption::simulate::Outcome;
+use crate::decisions::disruption::simulate::{Outcome, Simulator};
+use crate::model::time::UnixMillis;
 use crate::planner::Effort;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::heartbeat;
+
+/// Effort of the plans.
+const EFFORT: Effort = Effort::Quick;
 
 /// Claims whose nodes are to be replaced now, within the budgets of their pools.
 pub async fn choose(
@@ -24,15 +31,16 @@ pub async fn choose(
         replacement.begin(&state, &ctx.derived.holds(&state, now), now)
     };
     let mut blocked = std::mem::take(&mut pass.blocked);
-    for node in std::mem::take(&mut pass.order) {
+    let order = std::mem::take(&mut pass.order);
+    let Some(simulator) = prepare(ctx, pools, &order, now).await else { return Vec::new() };
+    for node in order {
         match pass.attempt(&node) {
             DriftAttempt::OverBudget => {}
             DriftAttempt::EndPass => break,
             DriftAttempt::Accept => pass.accept(&node),
             DriftAttempt::Simulate(without) => {
-                let (ctx, pools) = (Arc::clone(ctx), Arc::clone(pools));
-                let outcome =
-                    tokio::task::spawn_blocking(move || simulate(&ctx, &pools, &without, Effort::Quick, now)).await;
+                let (ctx, simulator) = (Arc::clone(ctx), Arc::clone(&simulator));
+                let outcome = spawn_blocking(move || simulate(&ctx, &simulator, &without, EFFORT)).await;
                 heartbeat::progress();
                 let outcome = outcome
                     .inspect_err(
@@ -52,6 +60,22 @@ pub async fn choose(
     }
     report_blocked(ctx, "drifted", &blocked).await;
     pass.finish()
+}
+
+/// What simulates the removal of these nodes. `None` when the planner panicked.
+async fn prepare(
+    ctx: &Arc<Context>,
+    pools: &Arc<Vec<ReadyPool>>,
+    nodes: &[DriftedNode],
+    now: UnixMillis,
+) -> Option<Arc<Simulator>> {
+    let mut simulator = simulator(ctx, pools, nodes.iter().map(|node| node.claim.as_str()), now);
+    if nodes.iter().all(|node| node.pods == 0) {
+        return Some(Arc::new(simulator));
+    }
+    let ctx = Arc::clone(ctx);
+    let planned = spawn_blocking(move || plan_present(&ctx, &mut simulator, EFFORT).map(|()| Arc::new(simulator)));
+    planned.await.ok().flatten()
 }
 
 /// Why a drifted node is not replaced, given the NodeClaim whose node does not start up.

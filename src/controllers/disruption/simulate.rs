@@ -1,10 +1,10 @@
-//! Simulated removal of nodes in the present state.
+//! Simulated removal of nodes: what it depends on, and plans that fail.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::controllers::context::Context;
 use crate::controllers::provisioning::isolation::generation;
-use crate::decisions::disruption::simulate::{Obstacle, Outcome};
+use crate::decisions::disruption::simulate::{Outcome, Simulator};
 use crate::model::time::UnixMillis;
 use crate::planner::Effort;
 use crate::state::instance_types::ReadyPool;
@@ -12,32 +12,39 @@ use crate::state::snapshot::SnapshotRequest;
 use crate::sync::lock;
 use crate::sync::panics::catch;
 
-/// Simulates the removal of the nodes of the claims `without`. Takes as long as the planner does. `None` when the planner panicked.
-pub fn simulate(
+/// The cluster now, from which the nodes of these claims can be removed. Reads the state; plans nothing.
+pub fn simulator<'c>(
     ctx: &Context,
     pools: &[ReadyPool],
-    without: &BTreeSet<String>,
-    effort: Effort,
+    claims: impl IntoIterator<Item = &'c str>,
     now: UnixMillis,
-) -> Option<Outcome> {
-    let left_out = without.iter().filter(|claim| ctx.is_left_out_of_plans(claim));
-    let obstacles: BTreeMap<_, _> = left_out.map(|claim| (claim.clone(), Obstacle::LeftOutOfPlans)).collect();
-    if !obstacles.is_empty() {
-        return Some(Outcome { obstacles, ..Outcome::default() });
-    }
-    let mut removal = {
-        let request = SnapshotRequest { pools, settings: &ctx.settings.plan, without, now };
-        ctx.derived.removal(&ctx.cluster.read(), request)
+) -> Simulator {
+    let mut simulator = {
+        let request = SnapshotRequest { pools, settings: &ctx.settings.plan, now };
+        ctx.derived.simulator(&ctx.cluster.read(), request, claims)
     };
     {
         let quarantine = lock(&ctx.quarantine);
-        removal.leave_out(|class| quarantine.cause(class, now).is_some());
+        simulator.leave_out(|class| quarantine.cause(class, now).is_some());
     }
-    removal.leave_out_supply(&lock(&ctx.supply_quarantine), |name| generation(pools, name), now);
-    catch(|| removal.simulate(effort))
-        .inspect_err(|error| {
-            ctx.metrics.plans_failed.inc();
-            tracing::error!(%error, claims = ?without, "planner panicked in a simulation");
-        })
-        .ok()
+    simulator.leave_out_supply(&lock(&ctx.supply_quarantine), |name| generation(pools, name), now);
+    simulator
+}
+
+/// Plans the present demand ([`Simulator::leave_out_unplaced`]). `None` when the planner panicked.
+pub fn plan_present(ctx: &Context, simulator: &mut Simulator, effort: Effort) -> Option<()> {
+    caught(ctx, &BTreeSet::new(), || simulator.leave_out_unplaced(effort))
+}
+
+/// Simulates the removal of the nodes of the claims `without`. Takes as long as the planner does. `None` when the planner panicked.
+pub fn simulate(ctx: &Context, simulator: &Simulator, without: &BTreeSet<String>, effort: Effort) -> Option<Outcome> {
+    caught(ctx, without, || simulator.simulate(without, effort))
+}
+
+fn caught<T>(ctx: &Context, without: &BTreeSet<String>, plan: impl FnOnce() -> T) -> Option<T> {
+    let result = catch(plan).inspect_err(|error| {
+        ctx.metrics.plans_failed.inc();
+        tracing::error!(%error, claims = ?without, "planner panicked in a simulation");
+    });
+    result.ok()
 }

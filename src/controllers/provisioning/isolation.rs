@@ -112,8 +112,8 @@ pub fn generation(pools: &[ReadyPool], name: &str) -> Option<i64> {
 
 /// The planner's problem, without the pods, NodePools and nodes that are left out of plans at present.
 pub fn take_snapshot(ctx: &Context, pools: &[ReadyPool]) -> Snapshot {
-    let (settings, without, now) = (&ctx.settings.plan, BTreeSet::new(), clock::now());
-    let request = SnapshotRequest { pools, settings, without: &without, now };
+    let (settings, now) = (&ctx.settings.plan, clock::now());
+    let request = SnapshotRequest { pools, settings, now };
     let mut snapshot = ctx.derived.snapshot(&ctx.cluster.read(), request);
     lock(&ctx.supply_quarantine).leave_out(&mut snapshot, |name| generation(pools, name), now);
     let (quarantine, backoff) = (lock(&ctx.quarantine), lock(&ctx.purchase_backoff));

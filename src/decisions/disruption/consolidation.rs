@@ -26,7 +26,6 @@ use crate::decisions::disruption::simulate::Outcome;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
-use crate::planner::Effort;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 use crate::state::object_ext::NodeExt;
 use crate::state::plan_record::Holds;
@@ -34,9 +33,6 @@ use crate::state::tables::ClusterState;
 
 /// Maximum number of pods that one decision moves, unless a single node has more.
 const MAX_PODS: usize = 3_000;
-
-/// Effort of the plans that are compared.
-const EFFORT: Effort = Effort::Quick;
 
 /// What is known of earlier decisions. Without it a decision repeats attempts in vain, nothing else.
 #[derive(Debug, Default)]
@@ -107,7 +103,7 @@ impl Consolidation {
             blocked: Vec::new(),
             errors: Vec::new(),
             sources: Vec::new(),
-            limits: Limits { nodes: most, pods: MAX_PODS, of_pools: BTreeMap::new() },
+            limits: Limits { nodes: most, pods: MAX_PODS, ..Limits::default() },
             terms: BTreeMap::new(),
             situation: 0,
         };
@@ -178,38 +174,54 @@ impl Consolidation {
         self.sources.len()
     }
 
-    /// Decides. `simulate` plans the removal of claims, `None` where the planner fails. Takes as long as that does for each set that is tried.
+    /// The claims of the candidates.
+    pub fn claims_of_candidates(&self) -> impl Iterator<Item = &str> {
+        self.sources.iter().map(|source| source.claim.as_str())
+    }
+
+    /// Whether nothing would be chosen, because earlier decisions of the same situation tried every candidate.
+    pub fn is_decided(&self, memory: &Memory, now: UnixMillis) -> bool {
+        // With many candidates, some are tried in turns.
+        let decisions = self.nothing_chosen(memory, now).map_or(0, |last| last.decisions);
+        decisions >= self.sources.len().div_ceil(IN_TURNS)
+    }
+
+    fn nothing_chosen(&self, memory: &Memory, now: UnixMillis) -> Option<NothingChosen> {
+        memory.nothing_chosen.filter(|last| last.situation == self.situation && !last.since.is_older_than(REPEAT, now))
+    }
+
+    /// Decides. `simulate` plans the removal of claims besides `waiting` other pods, `None` where the planner fails. Takes as long as that does
+    /// for each set that is tried.
     pub fn decide(
         &self,
         memory: &mut Memory,
-        mut simulate: impl FnMut(&BTreeSet<String>, Effort) -> Option<Outcome>,
+        waiting: usize,
+        mut simulate: impl FnMut(&BTreeSet<String>) -> Option<Outcome>,
         now: UnixMillis,
     ) -> Decision {
-        // With many candidates, some are tried in turns.
-        let same = memory
-            .nothing_chosen
-            .filter(|last| last.situation == self.situation && !last.since.is_older_than(REPEAT, now));
-        let decisions = same.map_or(0, |last| last.decisions);
-        if decisions >= self.sources.len().div_ceil(IN_TURNS) {
+        if self.is_decided(memory, now) {
             return Decision::default();
         }
-        // Other pods need new nodes, whatever is removed.
-        let Some(present) = simulate(&BTreeSet::new(), EFFORT) else { return Decision::default() };
         let mut best = (0, MicroUsd(0));
-        let choice = search(&self.sources, &self.limits, &memory.cursor, |set| {
-            let Some(outcome) = simulate(&self.claims(set), EFFORT) else { return Judgment::Unknown };
+        let limits = Limits { waiting, ..self.limits.clone() };
+        let choice = search(&self.sources, &limits, &memory.cursor, |set| {
+            let Some(outcome) = simulate(&self.claims(set)) else { return Judgment::Unknown };
             let is_stuck = |at: &&usize| outcome.obstacles.contains_key(&self.sources[**at].claim);
             let stuck: BTreeSet<usize> = set.iter().filter(is_stuck).copied().collect();
             if !stuck.is_empty() {
                 return Judgment::Stuck(stuck);
             }
-            let found = self.worth(set, &present, &outcome);
+            let found = self.worth(set, &outcome);
             best = best.max(found);
             Judgment::Worth(found.0)
         });
         memory.cursor = choice.cursor;
-        let since = same.map_or(now, |last| last.since);
-        let nothing = NothingChosen { situation: self.situation, since, decisions: decisions + 1 };
+        let last = self.nothing_chosen(memory, now);
+        let nothing = NothingChosen {
+            situation: self.situation,
+            since: last.map_or(now, |last| last.since),
+            decisions: last.map_or(0, |last| last.decisions) + 1,
+        };
         memory.nothing_chosen = choice.chosen.is_empty().then_some(nothing);
         for claim in self.claims(&choice.stuck) {
             memory.backoff.blocked(&claim, now);
@@ -220,7 +232,7 @@ impl Consolidation {
             saving: best.1,
             pods: chosen().map(|source| source.pods).sum(),
             units: EvictionUnits(chosen().map(|source| source.units.0).sum()),
-            plans: choice.plans + 1,
+            plans: choice.plans,
         }
     }
 
@@ -229,16 +241,13 @@ impl Consolidation {
     }
 
     /// What a removal is worth, micro-USD per hour, and what it saves.
-    fn worth(&self, set: &BTreeSet<usize>, present: &Outcome, outcome: &Outcome) -> (i64, MicroUsd) {
+    fn worth(&self, set: &BTreeSet<usize>, outcome: &Outcome) -> (i64, MicroUsd) {
         let sum = |of: &dyn Fn(&Source) -> i64| set.iter().map(|at| of(&self.sources[*at])).sum::<i64>();
-        let paid = |outcome: &Outcome| outcome.purchases.values().map(|price| price.0).sum::<i64>();
-        let cost = |outcome: &Outcome| {
-            let of = |(pool, price): (&Arc<str>, &MicroUsd)| self.terms_of(pool).purchase_cost(*price).0;
-            outcome.purchases.iter().map(of).sum::<i64>()
-        };
-        let purchases = paid(outcome) - paid(present);
+        let purchases: i64 = outcome.purchases.values().map(|price| price.0).sum();
+        let cost_of = |(pool, price): (&Arc<str>, &MicroUsd)| self.terms_of(pool).purchase_cost(*price).0;
+        let cost: i64 = outcome.purchases.iter().map(cost_of).sum();
         let saving = sum(&|source| source.price.0) - purchases;
-        let worth = sum(&|source| source.gain) - (cost(outcome) - cost(present));
+        let worth = sum(&|source| source.gain) - cost;
         let needed = sum(&|source| self.terms_of(&source.pool).needed_saving(source.price, purchases > 0).0);
         (if saving < needed { worth.min(0) } else { worth }, MicroUsd(saving))
     }

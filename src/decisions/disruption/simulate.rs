@@ -1,23 +1,26 @@
 //! Simulated removal of nodes: the plan for the cluster without them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kube::ResourceExt;
 
-use crate::api::NodeClaim;
+use crate::decisions::demand::{demand, moved_pods, unattempted};
 use crate::decisions::disruption::late_nodes::pools_with_late_nodes;
-use crate::decisions::provisioning::supply_quarantine::SupplyQuarantine;
-use crate::decisions::snapshot::snapshot;
+use crate::decisions::provisioning::supply_quarantine::{Source, SupplyQuarantine};
 use crate::model::offering::CapacityType;
 use crate::model::pod_class::PodClass;
+use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
+use crate::planner::input::pod::PodEntry;
+use crate::planner::input::problem::Problem;
 use crate::planner::{Effort, plan_with};
 use crate::state::instance_types::offering_of;
+use crate::state::object_ext::ObjectExt;
 use crate::state::plan_record::Holds;
-use crate::state::snapshot::{Snapshot, SnapshotRequest};
-use crate::state::snapshot_cache::SnapshotCache;
+use crate::state::snapshot::{Snapshot, SnapshotRequest, take};
+use crate::state::snapshot_cache::{NodeRef, SnapshotCache};
 use crate::state::tables::ClusterState;
 
 /// Why the removal of a node is not complete, or not wanted to save costs. The first of several counts.
@@ -49,7 +52,7 @@ impl Obstacle {
 /// Result of a simulated removal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Cost of the new nodes per hour, by NodePool, those of other pending pods included.
+    /// Cost of the new nodes per hour, by NodePool.
     pub purchases: BTreeMap<Arc<str>, MicroUsd>,
     /// The removed claims whose nodes should stay.
     pub obstacles: BTreeMap<String, Obstacle>,
@@ -68,63 +71,82 @@ impl Outcome {
             _ => None,
         })
     }
+
+    /// Adds an obstacle of a claim; the first of several counts.
+    fn find(&mut self, claim: &str, found: Obstacle) {
+        match self.obstacles.get_mut(claim) {
+            Some(known) if *known <= found => {}
+            Some(known) => *known = found,
+            None => drop(self.obstacles.insert(claim.to_owned(), found)),
+        }
+    }
 }
 
-/// Nodes to remove, with the snapshot of the cluster without them.
+/// The cluster at one time, with nodes whose removal can be simulated. A simulation reads nothing else: neither the state nor its lock.
 #[derive(Debug)]
-pub struct Removal {
+pub struct Simulator {
     snapshot: Snapshot,
-    /// The removed claim by pod, `namespace/name`.
-    moving: HashMap<String, String>,
-    /// The removed claims of spot nodes.
-    spot: BTreeSet<String>,
-    /// Obstacles that need no plan.
-    known: BTreeMap<String, Obstacle>,
+    removable: BTreeMap<String, Removable>,
     daemons_left_out: bool,
     /// NodePools of which no new node is bought, with a NodeClaim whose node does not start up.
     late: BTreeMap<String, String>,
 }
 
-impl Removal {
-    /// Prepares the removal of the nodes of the claims in `request.without`.
-    pub fn new(state: &ClusterState, holds: &Holds, cache: &mut SnapshotCache, request: SnapshotRequest<'_>) -> Self {
-        let claims = || request.without.iter().filter_map(|name| state.claims.get_key_value(name));
-        let nodes = || claims().filter_map(|(name, claim)| Some((name, state.node_of(claim)?.name_any())));
-        let late = pools_with_late_nodes(state, request.now);
-        let mut snapshot = snapshot(state, holds, cache, request);
-        let (mut moving, mut known) = (HashMap::new(), BTreeMap::new());
-        for (name, node) in nodes() {
-            for pod in state.pods_on(&node) {
-                moving.insert(pod.key(), name.clone());
+/// A node that can be removed.
+#[derive(Debug)]
+struct Removable {
+    node: String,
+    pool: String,
+    capacity: Resources,
+    is_spot: bool,
+    /// Those that need another node.
+    pods: Vec<PodEntry>,
+    /// An obstacle that needs no plan.
+    known: Option<Obstacle>,
+}
+
+impl Simulator {
+    /// Prepares the removal of the nodes of any of these claims. Those without a Node are not removed.
+    pub fn new<'c>(
+        state: &ClusterState,
+        holds: &Holds,
+        cache: &mut SnapshotCache,
+        request: SnapshotRequest<'_>,
+        claims: impl IntoIterator<Item = &'c str>,
+    ) -> Self {
+        let mut demand = demand(state, holds, request.now);
+        demand.pending.extend(unattempted(state, holds, request.now));
+        let snapshot = take(state, holds, demand, cache, request);
+        let panicked: BTreeSet<&String> = snapshot.panicked_nodes.iter().collect();
+        let moved = moved_pods(holds);
+        let removable = claims.into_iter().filter_map(|name| {
+            let claim = state.claims.get(name)?;
+            let node = state.node_of(claim)?.name_any();
+            let left_out = panicked.contains(&node).then_some(Obstacle::LeftOutOfPlans);
+            let mut removable = Removable {
+                pool: claim.node_pool().unwrap_or_default().to_owned(),
+                capacity: cache.types().capacity(claim),
+                is_spot: offering_of(claim).is_some_and(|(_, _, kind)| kind == CapacityType::Spot),
+                pods: Vec::new(),
+                known: left_out,
+                node,
+            };
+            for pod in state.pods_on(&removable.node).filter(|pod| pod.reschedulable()) {
                 match &pod.entry {
-                    _ if !pod.reschedulable() => {}
-                    // Nothing creates it again, so that it is no demand; it is moved only where it would fit.
-                    Ok(entry) if entry.owner.is_none() => snapshot.problem.pods.push(entry.clone()),
+                    Ok(entry) if !moved.contains(&*entry.key) => removable.pods.push(entry.clone()),
                     Ok(_) => {}
-                    Err(_) => {
-                        known.insert(name.clone(), Obstacle::InvalidPod);
-                    }
+                    Err(_) => removable.known = removable.known.or(Some(Obstacle::InvalidPod)),
                 }
             }
-            if snapshot.panicked_nodes.contains(&node) {
-                known.insert(name.clone(), Obstacle::LeftOutOfPlans);
-            }
-        }
-        let is_spot = |claim: &NodeClaim| offering_of(claim).is_some_and(|(_, _, kind)| kind == CapacityType::Spot);
-        Self {
-            spot: claims().filter(|(_, claim)| is_spot(claim)).map(|(name, _)| name.clone()).collect(),
-            known,
-            daemons_left_out: false,
-            late,
-            snapshot,
-            moving,
-        }
+            Some((name.to_owned(), removable))
+        });
+        let removable = removable.collect();
+        Self { snapshot, removable, daemons_left_out: false, late: pools_with_late_nodes(state, request.now) }
     }
 
-    /// Leaves out pods that do not move: those that plans fail over.
+    /// Leaves out pods that wait and that plans fail over.
     pub fn leave_out(&mut self, is_left_out: impl Fn(&PodClass) -> bool) {
-        let Self { snapshot, moving, .. } = self;
-        snapshot.problem.pods.retain(|pod| moving.contains_key(&*pod.key) || !is_left_out(&pod.class));
+        self.snapshot.problem.pods.retain(|pod| !is_left_out(&pod.class));
     }
 
     /// Leaves out the NodePools, nodes and DaemonSets that plans fail over.
@@ -136,43 +158,115 @@ impl Removal {
     ) {
         quarantine.leave_out(&mut self.snapshot, generation, now);
         self.daemons_left_out = quarantine.leaves_out_daemon_sets(now);
+        let left_out = quarantine.left_out(now).filter_map(|(source, _)| match source {
+            Source::Node(name) => Some(&**name),
+            _ => None,
+        });
+        let left_out: BTreeSet<&str> = left_out.collect();
+        for (claim, removable) in &mut self.removable {
+            if left_out.contains(&*removable.node) || left_out.contains(&**claim) {
+                removable.known = Some(Obstacle::LeftOutOfPlans);
+            }
+        }
     }
 
-    /// Plans. Takes as long as the planner does.
-    pub fn simulate(&self, effort: Effort) -> Outcome {
-        let problem = &self.snapshot.problem;
-        let plan = plan_with(problem, &self.snapshot.column_cache, effort);
-        let mut out = Outcome { obstacles: self.known.clone(), ..Outcome::default() };
+    /// Leaves out the pods that wait for a new node, or have no place, whatever is removed: neither are they the price of a removal, nor does
+    /// their number slow down each simulation. Takes as long as the planner does.
+    pub fn leave_out_unplaced(&mut self, effort: Effort) {
+        let Snapshot { problem, column_cache, .. } = &self.snapshot;
+        let plan = plan_with(problem, column_cache, effort);
+        let mut placed = vec![false; problem.pods.len()];
+        plan.placements.iter().flat_map(|placement| &placement.pods).for_each(|pod| placed[*pod] = true);
+        let mut placed = placed.into_iter();
+        self.snapshot.problem.pods.retain(|_| placed.next().unwrap_or(false));
+    }
+
+    /// Number of pods that each simulation places besides those of the removed nodes.
+    pub fn waiting_pods(&self) -> usize {
+        self.snapshot.problem.pods.len()
+    }
+
+    /// Plans the removal of the nodes of these claims. Takes as long as the planner does.
+    pub fn simulate(&self, without: &BTreeSet<String>, effort: Effort) -> Outcome {
+        let mut out = Outcome::default();
+        let mut removed = Vec::new();
+        for claim in without {
+            match self.removable.get(claim) {
+                Some(removable) => {
+                    out.obstacles.extend(removable.known.clone().map(|known| (claim.clone(), known)));
+                    removed.push((claim, removable));
+                }
+                None => drop(out.obstacles.insert(claim.clone(), Obstacle::LeftOutOfPlans)),
+            }
+        }
+        let (problem, node_refs) = self.problem_without(without, &removed);
+        let waiting = self.waiting_pods();
+        let claims: Vec<&String> =
+            removed.iter().flat_map(|(claim, removable)| removable.pods.iter().map(|_| *claim)).collect();
+        let claim_of = |pod: &usize| pod.checked_sub(waiting).and_then(|at| claims.get(at)).copied();
+        let plan = plan_with(&problem, &self.snapshot.column_cache, effort);
         for node in &plan.new_nodes {
             let pool = &problem.pools[node.pool].name;
             let price = node.choices.first().map_or(0, |choice| choice.price.0);
             out.purchases.entry(Arc::clone(pool)).or_default().0 += price;
             let is_spot = node.choices.iter().any(|choice| choice.capacity_type == CapacityType::Spot);
-            self.find_obstacles(&mut out, &node.pods, |claim| {
-                let late = self.late.get(&**pool).map(|claim| Obstacle::LateNode(claim.clone()));
-                late.or(self.daemons_left_out.then_some(Obstacle::DaemonLeftOut))
-                    .or((is_spot && self.spot.contains(claim)).then_some(Obstacle::SpotToSpot))
-            });
+            for claim in node.pods.iter().filter_map(claim_of) {
+                if let Some(late) = self.late.get(&**pool) {
+                    out.find(claim, Obstacle::LateNode(late.clone()));
+                } else if self.daemons_left_out {
+                    out.find(claim, Obstacle::DaemonLeftOut);
+                } else if is_spot && self.removable.get(claim).is_some_and(|removable| removable.is_spot) {
+                    out.find(claim, Obstacle::SpotToSpot);
+                }
+            }
         }
         for placement in &plan.placements {
             // Holds are written on NodeClaims.
-            let is_ours = self.snapshot.node_refs[placement.node].claim.is_some();
-            let may_hold = is_ours && problem.nodes[placement.node].initialized;
-            self.find_obstacles(&mut out, &placement.pods, |_| (!may_hold).then_some(Obstacle::NoHold));
+            let may_hold = node_refs[placement.node].claim.is_some() && problem.nodes[placement.node].initialized;
+            if !may_hold {
+                placement.pods.iter().filter_map(claim_of).for_each(|claim| out.find(claim, Obstacle::NoHold));
+            }
         }
-        let left_out: Vec<usize> = plan.unschedulable.iter().map(|left_out| left_out.pod).collect();
-        self.find_obstacles(&mut out, &left_out, |_| Some(Obstacle::NoPlace));
+        for left_out in &plan.unschedulable {
+            match claim_of(&left_out.pod) {
+                Some(claim) => out.find(claim, Obstacle::NoPlace),
+                // A pod that waits has a place only while all of them stay.
+                None => without.iter().for_each(|claim| out.find(claim, Obstacle::NoPlace)),
+            }
+        }
         out
     }
 
-    /// Adds the obstacle of each removed claim that one of the pods is from. Other pending or displaced pods are no obstacle.
-    fn find_obstacles(&self, out: &mut Outcome, pods: &[usize], obstacle: impl Fn(&str) -> Option<Obstacle>) {
-        for claim in pods.iter().filter_map(|pod| self.moving.get(&*self.snapshot.problem.pods[*pod].key)) {
-            if let Some(found) = obstacle(claim) {
-                let first = out.obstacles.entry(claim.clone()).or_insert_with(|| found.clone());
-                *first = found.min(first.clone());
+    /// The problem without these nodes, and the objects behind its nodes.
+    fn problem_without(
+        &self,
+        without: &BTreeSet<String>,
+        removed: &[(&String, &Removable)],
+    ) -> (Problem, Vec<&Arc<NodeRef>>) {
+        let Snapshot { problem: base, node_refs, .. } = &self.snapshot;
+        let all = base.nodes.iter().zip(node_refs);
+        let stays = |node_ref: &NodeRef| node_ref.claim.as_ref().is_none_or(|claim| !without.contains(claim));
+        let (nodes, node_refs) =
+            all.filter(|(_, node_ref)| stays(node_ref)).map(|(node, node_ref)| (Arc::clone(node), node_ref)).unzip();
+        let mut pools = base.pools.clone();
+        for pool in &mut pools {
+            for (_, removable) in removed.iter().filter(|(_, removable)| *removable.pool == *pool.name) {
+                pool.usage.sub(&removable.capacity);
+                pool.node_count -= 1;
             }
         }
+        let moving = removed.iter().flat_map(|(_, removable)| &removable.pods);
+        let problem = Problem {
+            pods: base.pods.iter().chain(moving).cloned().collect(),
+            nodes,
+            pools,
+            daemons: base.daemons.clone(),
+            namespaces: Arc::clone(&base.namespaces),
+            volumes: Arc::clone(&base.volumes),
+            services: Arc::clone(&base.services),
+            settings: base.settings.clone(),
+        };
+        (problem, node_refs)
     }
 }
 

@@ -94,8 +94,8 @@ mod tests {
     }
 
     fn extended(state: &ClusterState) -> (PlanRecord, Vec<String>) {
-        let (settings, without) = (Settings::default(), BTreeSet::new());
-        let request = SnapshotRequest { pools: &[], settings: &settings, without: &without, now: NOW };
+        let settings = Settings::default();
+        let request = SnapshotRequest { pools: &[], settings: &settings, now: NOW };
         let holds = crate::state::plan_record::Holds::default();
         let snapshot = snapshot(state, &holds, &mut SnapshotCache::default(), request);
         assert_eq!(&*snapshot.problem.pods[0].key, "n/b");

@@ -102,14 +102,9 @@ fn pools(catalog: &Arc<Catalog>) -> Vec<ReadyPool> {
     vec![ReadyPool { pool: Arc::new(read(&pool)), catalog: Arc::clone(catalog) }]
 }
 
-fn take_now(
-    state: &ClusterState,
-    cache: &mut SnapshotCache,
-    catalog: &Arc<Catalog>,
-    without: &BTreeSet<String>,
-) -> Snapshot {
+fn take_now(state: &ClusterState, cache: &mut SnapshotCache, catalog: &Arc<Catalog>) -> Snapshot {
     let (pools, settings, now) = (pools(catalog), Settings::default(), UnixMillis(1_000));
-    let request = SnapshotRequest { pools: &pools, settings: &settings, without, now };
+    let request = SnapshotRequest { pools: &pools, settings: &settings, now };
     snapshot(state, &resolve(state, now), cache, request)
 }
 
@@ -170,12 +165,9 @@ fn an_incremental_snapshot_equals_a_fresh_one_and_shares_unchanged_nodes() {
             9 | 10 => world.node(at, true, true),
             _ => world.pod(name, Some(at), rng.u8(0..4) == 0),
         }
-        let without: BTreeSet<String> =
-            if rng.u8(0..3) == 0 { [format!("claim-{at}")].into() } else { BTreeSet::new() };
-        let now = take_now(&world.state, &mut world.cache, &catalog, &without);
-        let fresh = take_now(&world.fresh(), &mut SnapshotCache::default(), &catalog, &without);
+        let now = take_now(&world.state, &mut world.cache, &catalog);
+        let fresh = take_now(&world.fresh(), &mut SnapshotCache::default(), &catalog);
         assert_eq!(rendered(&now), rendered(&fresh), "step {step}");
-        let now = take_now(&world.state, &mut world.cache, &catalog, &BTreeSet::new());
         let booting = now.problem.nodes.iter().filter(|node| !node.initialized).count();
         let unstable = resolve(&world.state, UnixMillis(1_000)).by_claim.len() + booting;
         if let Some(before) = before.filter(|_| !whole) {
@@ -237,14 +229,9 @@ fn b41_pods_of_a_leaving_node_are_demand() {
     }
     let displaced = BTreeSet::from(["n/web".to_owned()]);
     let catalog = Arc::new(Catalog { region: "r".into(), instance_types: Vec::new() });
-    let take = |without: &[&str]| {
-        let without = without.iter().map(|name| (*name).to_owned()).collect();
-        take_now(&state, &mut SnapshotCache::default(), &catalog, &without)
-    };
-    let now = take(&[]);
+    let now = take_now(&state, &mut SnapshotCache::default(), &catalog);
     assert_eq!((&now.displaced, now.problem.pods.len()), (&displaced, 1));
     let nodes: Vec<&str> = now.problem.nodes.iter().map(|node| &*node.name).collect();
     assert_eq!(nodes, ["staying"], "without the leaving node");
     assert_eq!(now.problem.pools[0].usage.cpu.0, 4_000, "without the leaving claim");
-    assert_eq!(take(&["staying"]).displaced.len(), 2, "with the other node leaving, too");
 }

@@ -65,8 +65,8 @@ pub(crate) enum Bought {
 }
 
 /// Purchases nodes for the remaining demand: exactly where it is little, else by the strategy with the fewest unplaced pods and
-/// then the lowest cost.
-pub(crate) fn buy_best(state: &mut PlanState<'_, '_>, subproblem: &mut Subproblem) -> Bought {
+/// then the lowest cost, out of the first `most` strategies.
+pub(crate) fn buy_best(state: &mut PlanState<'_, '_>, subproblem: &mut Subproblem, most: usize) -> Bought {
     if let Some((purchased, budgets)) = buy_exactly(state, subproblem) {
         for node in &purchased {
             state.demand.take(&node.pattern, 1);
@@ -80,7 +80,7 @@ pub(crate) fn buy_best(state: &mut PlanState<'_, '_>, subproblem: &mut Subproble
     // By kind of prices: the work of one kind does not shorten the improvement at the other.
     let mut best: [Option<Purchases>; 2] = [None, None];
     let mut work = [before.work; 2];
-    for strategy in strategies {
+    for strategy in strategies.into_iter().take(most) {
         let kind = usize::from(strategy.price_by_size);
         let enough = best.iter().any(Option::is_some) && work[0].max(work[1]) > PORTFOLIO_WORK_LIMIT;
         if enough || (strategy.limit_node_price && state.demand.host_caps.is_empty()) {
@@ -180,7 +180,7 @@ mod tests {
         let mut instance = instance(&world);
         let mut state = instance.state(false);
         let mut subproblem = subproblem(&mut state);
-        buy_best(&mut state, &mut subproblem);
+        buy_best(&mut state, &mut subproblem, usize::MAX);
         let best = costs.iter().position(|cost| cost == costs.iter().min().unwrap()).unwrap();
         assert!(costs.iter().any(|cost| *cost != costs[best]), "the strategies differ: {costs:?}");
         assert_eq!((state.cost(), state.strategy), (costs[best], STRATEGIES[best]));
@@ -196,7 +196,7 @@ mod tests {
         let mut instance = instance(&world);
         let mut state = instance.state(false);
         let mut subproblem = subproblem(&mut state);
-        buy_best(&mut state, &mut subproblem);
+        buy_best(&mut state, &mut subproblem, usize::MAX);
         let mut nodes = purchased(&state);
         nodes.sort();
         assert_eq!(nodes, ["a1.x2 in z-a: p 1", "a1.x4 in z-a: p 2"]);

@@ -68,21 +68,19 @@ fn pod(name: &str, node: Option<&str>, extra: &Value) -> Value {
 }
 
 /// A snapshot without holds and demand.
-fn snapshot(state: &ClusterState, without: &[&str]) -> Snapshot {
-    let without = without.iter().map(|name| (*name).to_owned()).collect();
+fn snapshot(state: &ClusterState) -> Snapshot {
     let (pools, settings) = (pools(), Settings::default());
-    let request = SnapshotRequest { pools: &pools, settings: &settings, without: &without, now: UnixMillis(1_000) };
+    let request = SnapshotRequest { pools: &pools, settings: &settings, now: UnixMillis(1_000) };
     take(state, &Holds::default(), Demand::default(), &mut SnapshotCache::default(), request)
 }
 
 #[test]
 fn before_its_launch_a_claim_counts_as_its_largest_alternative_against_limits() {
-    let used = |state: &ClusterState| snapshot(state, &[]).problem.pools[0].usage.cpu.0;
+    let used = |state: &ClusterState| snapshot(state).problem.pools[0].usage.cpu.0;
     let mut state = ClusterState::default();
     let mut object = claim("c", &["x2", "x4", "x8"]);
     state.apply_claim(read(&object));
     assert_eq!(used(&state), 8_000, "planned as x2, but may be launched as x8");
-    assert_eq!(snapshot(&state, &["c"]).problem.pools[0].usage.cpu.0, 0, "none without it");
     for (key, value) in [(labels::INSTANCE_TYPE, "x4"), (labels::ZONE, "z"), (labels::CAPACITY_TYPE, "on-demand")] {
         object["metadata"]["labels"][key] = json!(value);
     }
@@ -97,10 +95,10 @@ fn before_its_launch_a_claim_counts_as_its_largest_alternative_against_limits() 
 fn snapshots_share_the_column_table_until_its_inputs_change() {
     let mut state = ClusterState::default();
     state.apply_node(read(&node("n")));
-    let (pools, settings, without) = (pools(), Settings::default(), BTreeSet::new());
+    let (pools, settings) = (pools(), Settings::default());
     let mut cache = SnapshotCache::default();
     let mut next = |state: &ClusterState| {
-        let request = SnapshotRequest { pools: &pools, settings: &settings, without: &without, now: UnixMillis(1_000) };
+        let request = SnapshotRequest { pools: &pools, settings: &settings, now: UnixMillis(1_000) };
         take(state, &Holds::default(), Demand::default(), &mut cache, request)
     };
     let inputs = |snapshot: &Snapshot| TableInputs::of(&snapshot.problem);
@@ -126,7 +124,7 @@ fn a_terminating_pod_keeps_its_room_and_is_flagged_as_deleting() {
     let mut object = pod("web", Some("n"), &json!({}));
     state.apply_pod(&read(&object), UnixMillis(1));
     let pods = |state: &ClusterState| {
-        let now = snapshot(state, &[]);
+        let now = snapshot(state);
         let pods = &now.problem.nodes[0].pods;
         (pods.iter().map(|pod| pod.deleting).collect::<Vec<_>>(), pods.requests().cpu.0)
     };
@@ -144,9 +142,8 @@ fn a_node_reserves_the_host_ports_of_its_daemons_until_their_pods_exist() {
         "spec": {"selector": {}, "template": {"spec": {"containers": ports}}}});
     state.apply_daemon_set(&read(&set));
     state.apply_claim(read(&claim("c", &["x2"])));
-    let reserved = |state: &ClusterState| {
-        snapshot(state, &[]).problem.nodes.iter().map(|node| node.daemons.len()).collect::<Vec<_>>()
-    };
+    let reserved =
+        |state: &ClusterState| snapshot(state).problem.nodes.iter().map(|node| node.daemons.len()).collect::<Vec<_>>();
     assert_eq!(reserved(&state), [1]);
     state.apply_node(read(&node("n")));
     let mut object = claim("c", &["x2"]);

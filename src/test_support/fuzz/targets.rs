@@ -1,6 +1,5 @@
 //! The targets: each feeds one kind of outside input to the code that reads it, and returns whether the input parses.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
@@ -129,9 +128,9 @@ fn clusters_through_to_a_plan() {
             .filter(|object| apply(&mut state, &mut pools, object).is_some())
             .collect();
         let derived = DerivedState::default();
-        let (settings, without) = (Settings::default(), BTreeSet::new());
+        let settings = Settings::default();
         for now in [NOW, UnixMillis(0), UnixMillis(i64::MAX)] {
-            let request = SnapshotRequest { pools: &pools, settings: &settings, without: &without, now };
+            let request = SnapshotRequest { pools: &pools, settings: &settings, now };
             let snapshot = derived.snapshot(&state, request);
             crate::planner::plan(&snapshot.problem, &snapshot.column_cache);
             let _ = ViewCache::default().update(&state, &derived.holds(&state, now), now);

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::controllers::disruption::simulate::simulate;
+use crate::controllers::disruption::simulate::{simulate, simulator};
 use crate::decisions::disruption::mark::is_tainted;
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::model::labels;
@@ -275,8 +275,9 @@ async fn a_node_that_is_left_out_of_plans_is_not_disrupted() {
     start_all(&ctx, vec!["c".into(), "other".into()], DisruptionReason::Empty).await;
     let marked = |name: &str| DisruptionMark::of(&ctx.cluster.read().claims[name]).is_some();
     assert_eq!((marked("c"), marked("other")), (false, true));
+    let simulator = simulator(&ctx, &[], ["c", "other"], now);
     for (claim, complete) in [("c", false), ("other", true)] {
-        let outcome = simulate(&ctx, &[], &[claim.to_owned()].into(), Effort::Quick, now).unwrap();
+        let outcome = simulate(&ctx, &simulator, &[claim.to_owned()].into(), Effort::Quick).unwrap();
         assert_eq!(outcome.is_complete(), complete, "{claim}");
     }
 }

@@ -32,8 +32,8 @@ pub(super) fn pending(world: &World, name: &str, cpu: &str) {
 /// Plans and writes the plan. Returns the pods that have a hold.
 async fn planned(ctx: Arc<Context>) -> String {
     let pools = ctx.ready_pools();
-    let (settings, without) = (&ctx.settings.plan, BTreeSet::new());
-    let request = SnapshotRequest { pools: &pools, settings, without: &without, now: clock::now() };
+    let settings = &ctx.settings.plan;
+    let request = SnapshotRequest { pools: &pools, settings, now: clock::now() };
     let snapshot = ctx.derived.snapshot(&ctx.cluster.read(), request);
     let plan = plan(&snapshot.problem, &snapshot.column_cache);
     let writer = PlanWriter { ctx: &ctx, pools: &pools, snapshot: &snapshot, plan: &plan };

@@ -34,6 +34,8 @@ pub struct Limits {
     pub pods: usize,
     /// Nodes by NodePool; none of other NodePools.
     pub of_pools: BTreeMap<String, i64>,
+    /// Other pods that each plan places, which takes time.
+    pub waiting: usize,
 }
 
 /// What a plan says about the removal of a set of sources.
@@ -133,7 +135,7 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
     fn judge(&mut self, set: &BTreeSet<usize>) -> Judgment {
         self.best.plans += 1;
         let pods: usize = set.iter().map(|at| self.sources[*at].pods).sum();
-        self.work = self.work.saturating_sub(pods + WORK_OF_A_PLAN);
+        self.work = self.work.saturating_sub(pods + self.limits.waiting + WORK_OF_A_PLAN);
         let judgment = (self.judge)(set);
         match &judgment {
             Judgment::Worth(worth) if *worth > self.best.worth => {

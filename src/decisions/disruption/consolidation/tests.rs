@@ -2,6 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::model::labels;
+use crate::planner::Effort;
 use crate::state::pods::PodRecord;
 use crate::test_support::objects;
 use crate::test_support::small_cluster::{NOW, SmallCluster};
@@ -11,7 +12,8 @@ fn decide_with(cluster: &SmallCluster, memory: &mut Memory, most: usize, now: Un
     let types = cluster.types();
     let request = Request { pools: &cluster.pools, types: &types, most, now };
     let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), memory, request);
-    consolidation.decide(memory, |without, effort| Some(cluster.removal(without).simulate(effort)), now)
+    let simulator = cluster.simulator();
+    consolidation.decide(memory, 0, |without| Some(simulator.simulate(without, Effort::Quick)), now)
 }
 
 fn decide(cluster: &SmallCluster) -> Decision {
@@ -236,10 +238,9 @@ fn nothing_is_decided_where_the_planner_fails() {
     let request = Request { pools: &cluster.pools, types: &types, most: 100, now: NOW };
     let mut memory = Memory::default();
     let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut memory, request);
-    assert_eq!(consolidation.decide(&mut memory, |_, _| None, NOW).claims, [""; 0]);
-    let without_present = |without: &BTreeSet<String>, _| (!without.is_empty()).then(Outcome::default);
-    assert_eq!(consolidation.decide(&mut memory, without_present, NOW).claims, [""; 0]);
-    assert_eq!(consolidation.decide(&mut memory, |_, _| Some(Outcome::default()), NOW).claims, ["a", "b"]);
+    assert_eq!(consolidation.decide(&mut memory, 0, |_| None, NOW).claims, [""; 0]);
+    memory.nothing_chosen = None;
+    assert_eq!(consolidation.decide(&mut memory, 0, |_| Some(Outcome::default()), NOW).claims, ["a", "b"]);
 }
 
 #[test]
@@ -328,15 +329,15 @@ fn the_objective_is_within_five_percent_of_exhaustive_search_with_the_planner() 
         let request = Request { pools: &cluster.pools, types: &types, most: 100, now: NOW };
         let mut memory = Memory::default();
         let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut memory, request);
-        let simulate = |set: &BTreeSet<String>| cluster.removal(set).simulate(Effort::Normal);
-        let present = simulate(&BTreeSet::new());
+        let simulator = cluster.simulator();
+        let simulate = |set: &BTreeSet<String>| simulator.simulate(set, Effort::Normal);
         let worth = |mask: u32| {
             let set = (0..consolidation.candidates()).filter(|at| mask >> at & 1 == 1).collect();
             let outcome = simulate(&consolidation.claims(&set));
-            if outcome.obstacles.is_empty() { consolidation.worth(&set, &present, &outcome).0 } else { 0 }
+            if outcome.obstacles.is_empty() { consolidation.worth(&set, &outcome).0 } else { 0 }
         };
         let best = (0..1 << consolidation.candidates()).map(worth).max().unwrap();
-        let decision = consolidation.decide(&mut memory, |set, _| Some(simulate(set)), NOW);
+        let decision = consolidation.decide(&mut memory, 0, |set| Some(simulate(set)), NOW);
         let mask = consolidation
             .sources
             .iter()

@@ -94,7 +94,7 @@ fn an_outcome_names_the_nodes_that_should_stay_and_why() {
 
 #[test]
 fn a_new_node_without_room_for_a_daemon_set_that_is_left_out_replaces_none() {
-    let (mut quarantine, without) = (SupplyQuarantine::default(), ["old".to_owned()].into());
+    let (mut quarantine, without) = (SupplyQuarantine::default(), BTreeSet::from(["old".to_owned()]));
     quarantine.add(Source::Node("n".into()), None, false, NOW);
     for (left_out, room, expected) in
         [(false, false, None), (true, false, Some(Obstacle::DaemonLeftOut)), (true, true, None)]
@@ -106,9 +106,10 @@ fn a_new_node_without_room_for_a_daemon_set_that_is_left_out_replaces_none() {
         if room {
             cluster.add_node("b", "p", "small/on-demand");
         }
-        let mut removal = cluster.removal(&without);
-        removal.leave_out_supply(&quarantine, |_| None, NOW);
-        assert_eq!(removal.simulate(Effort::Normal).obstacles.get("old"), expected.as_ref(), "{left_out} {room}");
+        let mut simulator = cluster.simulator();
+        simulator.leave_out_supply(&quarantine, |_| None, NOW);
+        let outcome = simulator.simulate(&without, Effort::Normal);
+        assert_eq!(outcome.obstacles.get("old"), expected.as_ref(), "{left_out} {room}");
     }
 }
 
@@ -127,14 +128,62 @@ fn f18_only_nodes_whose_pods_need_what_is_refused_stay() {
 }
 
 #[test]
-fn f18_purchases_for_other_pods_are_known_without_a_removal() {
+fn f18_pods_that_need_a_new_node_whatever_is_removed_are_no_price_of_a_removal() {
     let mut cluster = cluster(&json!({}), "small/on-demand", &json!({}));
     cluster.add_node("b", "p", "small/on-demand");
-    assert_eq!(cluster.simulate(&[]), Outcome::default());
-    cluster.add_pod("waits", None, "8", &json!({}));
+    for (name, cpu) in [("waits", "8"), ("fits nowhere", "9")] {
+        cluster.add_pod(name, None, cpu, &json!({}));
+    }
+    let (mut simulator, without) = (cluster.simulator_before_plan(), BTreeSet::from(["old".to_owned()]));
+    assert_eq!(simulator.waiting_pods(), 2);
     let purchases = [("p".into(), MicroUsd(160_000))].into();
-    assert_eq!(cluster.simulate(&[]), Outcome { purchases, ..Outcome::default() });
-    assert_eq!(cluster.simulate(&["old"]), cluster.simulate(&[]), "the pod of the removed node fits on the other");
+    let no_place = [("old".to_owned(), Obstacle::NoPlace)].into();
+    assert_eq!(simulator.simulate(&without, Effort::Normal), Outcome { purchases, obstacles: no_place });
+    simulator.leave_out_unplaced(Effort::Normal);
+    assert_eq!(simulator.waiting_pods(), 0);
+    assert_eq!(simulator.simulate(&without, Effort::Normal), Outcome::default());
+}
+
+#[test]
+fn a_pod_that_waits_keeps_its_place() {
+    for (case, pool, cpu, expected) in [
+        ("both fit on the other node", json!({}), "1", Outcome::default()),
+        (
+            "one needs a new node",
+            json!({}),
+            "2",
+            Outcome { purchases: [("p".into(), MicroUsd(40_000))].into(), ..Outcome::default() },
+        ),
+        (
+            "none can be bought",
+            with_limit("0"),
+            "2",
+            Outcome { obstacles: [("old".to_owned(), Obstacle::NoPlace)].into(), ..Outcome::default() },
+        ),
+    ] {
+        for unattempted in [false, true] {
+            let mut cluster = cluster(&pool, "large/on-demand", &json!({}));
+            cluster.add_node("b", "p", "small/on-demand");
+            // It is rejected, or not attempted yet.
+            let patch = if unattempted { json!({"status": {"conditions": []}}) } else { json!({}) };
+            cluster.add_pod("waits", None, cpu, &patch);
+            assert_eq!(cluster.simulate(&["old"]), expected, "{case}, {unattempted}");
+        }
+    }
+}
+
+#[test]
+fn a_node_that_is_not_known_is_not_removed() {
+    let outcome = cluster(&json!({}), "small/on-demand", &json!({})).simulate(&["other"]);
+    assert_eq!(outcome.obstacles["other"], Obstacle::LeftOutOfPlans);
+}
+
+#[test]
+fn a_removed_node_counts_no_longer_against_the_limits_of_its_pool() {
+    for (cpu, expected) in [("1", Some(Obstacle::NoPlace)), ("2", None)] {
+        let cluster = cluster(&with_limit(cpu), "small/on-demand", &json!({}));
+        assert_eq!(cluster.simulate(&["old"]).obstacles.get("old"), expected.as_ref(), "{cpu}");
+    }
 }
 
 #[test]

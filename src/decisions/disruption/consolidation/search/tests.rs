@@ -139,7 +139,7 @@ impl Cluster<'_> {
 }
 
 fn limits(nodes: usize, pods: usize) -> Limits {
-    Limits { nodes, pods, of_pools: [("p".to_owned(), 1_000)].into() }
+    Limits { nodes, pods, of_pools: [("p".to_owned(), 1_000)].into(), waiting: 0 }
 }
 
 fn worth(judgment: &Judgment) -> i64 {
@@ -203,7 +203,7 @@ fn a_source_beyond_a_limit_is_skipped_and_the_next_ones_follow() {
         ("the first node has more pods", 9, 0, 9, 9, vec![1]),
         ("none", 0, 99, 9, 9, vec![]),
     ] {
-        let limits = Limits { nodes, pods, of_pools: of_pools(p, q) };
+        let limits = Limits { nodes, pods, of_pools: of_pools(p, q), waiting: 0 };
         let choice = search(&sources, &limits, "", |set| sum(&sources, set));
         assert_eq!(choice.chosen.iter().copied().collect::<Vec<_>>(), expected, "{case}");
     }
