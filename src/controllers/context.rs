@@ -1,6 +1,6 @@
 //! The dependencies of every controller, and its writes to the API server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -73,6 +73,10 @@ pub struct Context {
     pub supply_quarantine: Mutex<SupplyQuarantine>,
     pub last_plan: Mutex<Option<Arc<LastPlan>>>,
     pub last_consolidation: Mutex<Option<LastConsolidation>>,
+    /// Held while chosen nodes are marked, so that two choices do not use the same budget.
+    pub disrupting: tokio::sync::Mutex<()>,
+    /// Claims whose disruption was given up: they are not chosen again for a while.
+    pub abandoned: Mutex<BTreeSet<String>>,
     recorder: EventRecorder,
     /// Claims with a Node that is not ready whose instance was looked up.
     pub instance_checks: Mutex<InstanceChecks>,
@@ -112,6 +116,8 @@ impl Context {
             supply_quarantine: Mutex::default(),
             last_plan: Mutex::default(),
             last_consolidation: Mutex::default(),
+            disrupting: tokio::sync::Mutex::default(),
+            abandoned: Mutex::default(),
             recorder,
             instance_checks,
         }

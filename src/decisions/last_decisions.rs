@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::decisions::disruption::consolidation_pause::Pause;
 use crate::decisions::provisioning::unschedulable::in_turns;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
@@ -74,8 +73,8 @@ impl LastPlan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastConsolidation {
     pub at: UnixMillis,
-    /// Why it evaluated nothing.
-    pub paused: Option<Pause>,
+    /// It waited for a further candidate, and decided nothing.
+    pub waits: bool,
     /// Nodes that it may remove.
     pub candidates: usize,
     /// Nodes that a PodDisruptionBudget protects.
@@ -92,11 +91,11 @@ pub struct LastConsolidation {
 }
 
 impl LastConsolidation {
-    /// A pass of this time that evaluated nothing.
+    /// A pass of this time without candidates.
     pub fn at(now: UnixMillis) -> Self {
         Self {
             at: now,
-            paused: None,
+            waits: false,
             candidates: 0,
             blocked: 0,
             chosen: 0,

@@ -176,10 +176,6 @@ metrics! {
             "termination_mode": "`graceful` without a `terminationGracePeriod`, `forceful` with one of 0, otherwise `eventual`",
         ],
         "NodeClaims disrupted, by reason, NodePool, capacity type, consolidation policy and termination mode.";
-    CONSOLIDATION_PAUSED = "consolidation_paused", Kind::Gauge, Leader, [
-            "reason": "`node_booting`, `node_leaving` (a marked node still has pods), `pod_unattempted`, `pod_unschedulable` (in the last 30 s; at most two minutes because of one namespace)",
-        ],
-        "1 for the reason for which consolidation pauses, otherwise 0; evaluated every five seconds.";
     NODES_REGISTERED = "nodes_registered_total", Kind::Counter, Leader, [],
         "Nodes that registered.";
     STEPS_PANICKED = "lifecycle_step_panics_total", Kind::Counter, Leader, [],

@@ -112,6 +112,7 @@ pub(crate) fn lead(
         loops.start("drift", CLOUD_TURN_LIMIT, drift::run);
         loops.start("expiration", TURN_LIMIT, expiration::run);
         loops.start("disruption", TURN_LIMIT, disruption::run::run);
+        loops.start("replacement", TURN_LIMIT, disruption::replacement::run);
         loops.start("garbage collection", CLOUD_TURN_LIMIT, garbage_collection::run);
         let result = tokio::select! {
             lost = lost(&mut election) => Err(lost),

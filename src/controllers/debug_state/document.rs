@@ -150,7 +150,7 @@ struct PlanSummary {
 #[derive(Debug, Serialize)]
 struct Consolidation {
     at: String,
-    paused: Option<&'static str>,
+    waits: bool,
     candidates: usize,
     blocked: usize,
     chosen: usize,
@@ -371,7 +371,7 @@ impl Consolidation {
     fn of(last: &LastConsolidation) -> Self {
         Self {
             at: last.at.rfc3339(),
-            paused: last.paused.map(crate::decisions::disruption::consolidation_pause::Pause::as_str),
+            waits: last.waits,
             candidates: last.candidates,
             blocked: last.blocked,
             chosen: last.chosen,

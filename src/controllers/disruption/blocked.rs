@@ -1,28 +1,21 @@
 //! Events about nodes that are not disrupted, on each claim and its Node.
 
-use futures::{StreamExt, stream};
-
 use crate::controllers::context::Context;
+use crate::controllers::event_queue::EventQueue;
 use crate::model::events;
-
-/// Events that are written concurrently: other nodes wait for them.
-const CONCURRENCY: usize = 16;
 
 /// Maximum number of claims that one pass reports: a tenant may block every node.
 const MAX_REPORTED: usize = 100;
 
-/// Reports why nodes that are `empty`, `drifted` or `underutilized` are not disrupted: the first [`MAX_REPORTED`].
-pub async fn report_blocked(ctx: &Context, what: &str, blocked: &[(String, String)]) {
-    let emit = |(claim, why): &(String, String)| {
+/// Reports why nodes that are `empty`, `drifted` or `underutilized` are not disrupted: the first [`MAX_REPORTED`], in the background.
+pub fn report_blocked(ctx: &Context, queue: &EventQueue, what: &str, blocked: &[(String, String)]) {
+    for (claim, why) in blocked.iter().take(MAX_REPORTED) {
         let claim = ctx.cluster.read().claims.get(claim).cloned();
-        let note = format!("{what}, but can't be disrupted now: {why}");
-        async move {
-            if let Some(claim) = claim {
-                ctx.emit_for_claim_and_node(&claim, events::DISRUPTION_BLOCKED.note(&note)).await;
-            }
+        if let Some(claim) = claim {
+            let note = format!("{what}, but can't be disrupted now: {why}");
+            queue.emit_for_claim_and_node(ctx, &claim, events::DISRUPTION_BLOCKED, &note);
         }
-    };
-    stream::iter(blocked.iter().take(MAX_REPORTED).map(emit)).for_each_concurrent(CONCURRENCY, |emit| emit).await;
+    }
 }
 
 #[cfg(test)]
@@ -43,9 +36,17 @@ mod tests {
             api.put(&claim(name, &json!({})));
         }
         let world = World::new(api);
-        report_blocked(&world.context(), "empty", &blocked).await;
+        let ctx = world.context();
+        let queue = EventQueue::start(&ctx);
+        report_blocked(&ctx, &queue, "empty", &blocked);
+        while world.api.events().len() < MAX_REPORTED {
+            tokio::task::yield_now().await;
+        }
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
         let events = world.api.events();
         assert_eq!(events.len(), MAX_REPORTED);
-        assert!(events[0].contains("NodeClaim/c000"), "{}", events[0]);
+        assert!(!events.iter().any(|event| event.contains("NodeClaim/c100")), "{events:?}");
     }
 }

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::controllers::caps::Capped;
-use crate::controllers::context::{Context, reference};
+use crate::controllers::context::Context;
 use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::simulate::{plan_present, simulate, simulator};
+use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::consolidation::{Consolidation, Decision, Memory, Request};
-use crate::decisions::disruption::consolidation_pause::{Pause, PendingPods, pause};
 use crate::decisions::last_decisions::LastConsolidation;
 use crate::model::events;
 use crate::model::time::UnixMillis;
@@ -26,32 +26,25 @@ const EFFORT: Effort = Effort::Quick;
 /// removed ones.
 pub async fn choose(
     memory: &mut Memory,
-    pending: &mut PendingPods,
     ctx: &Arc<Context>,
     pools: &Arc<Vec<ReadyPool>>,
     types: &InstanceTypes,
+    queue: &EventQueue,
 ) -> Vec<String> {
     let (now, begin) = (clock::now(), Instant::now());
     let most = ctx.admissible(Capped::Disruption);
     let consolidation = {
         let state = ctx.cluster.read();
-        let paused = pause(&state, pending, now);
-        for reason in Pause::ALL {
-            let gauge = ctx.metrics.consolidation_paused.with_label_values(&[reason.as_str()]);
-            gauge.set(i64::from(paused == Some(reason)));
-        }
-        if paused.is_some() {
-            *lock(&ctx.last_consolidation) = Some(LastConsolidation { paused, ..LastConsolidation::at(now) });
-            return Vec::new();
-        }
         let request = Request { pools, types, most, now };
         Consolidation::begin(&state, &ctx.derived.holds(&state, now), memory, request)
     };
     let (candidates, blocked) = (consolidation.candidates(), consolidation.blocked.clone());
-    report_blocked(ctx, "underutilized", &blocked).await;
-    report_errors(ctx, &consolidation.errors).await;
-    let decision = decide(ctx, pools, memory, consolidation, now).await;
+    report_blocked(ctx, queue, "underutilized", &blocked);
+    report_errors(ctx, queue, &consolidation.errors);
+    let waits = consolidation.waits(memory, now);
+    let decision = if waits { Decision::default() } else { decide(ctx, pools, memory, consolidation, now).await };
     *lock(&ctx.last_consolidation) = Some(LastConsolidation {
+        waits,
         candidates,
         blocked: blocked.len(),
         chosen: decision.claims.len(),
@@ -114,11 +107,11 @@ async fn decide(
 }
 
 /// Reports the annotations of NodePools that are invalid.
-async fn report_errors(ctx: &Context, errors: &[(String, String)]) {
+fn report_errors(ctx: &Context, queue: &EventQueue, errors: &[(String, String)]) {
     for (pool, error) in errors {
         let pool = ctx.cluster.read().pools.get(pool).cloned();
         if let Some(pool) = pool {
-            ctx.emit(reference(&*pool), events::INVALID_CONSOLIDATION_SETTING.note(error)).await;
+            queue.emit(&*pool, events::INVALID_CONSOLIDATION_SETTING, error.clone());
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::simulate::{plan_present, simulate, simulator};
+use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::drift_order::DriftedNode;
 use crate::decisions::disruption::drift_replacement::{DriftAttempt, DriftReplacement};
 use crate::decisions::disruption::simulate::{Outcome, Simulator};
@@ -24,6 +25,7 @@ pub async fn choose(
     replacement: &mut DriftReplacement,
     ctx: &Arc<Context>,
     pools: &Arc<Vec<ReadyPool>>,
+    queue: &EventQueue,
 ) -> Vec<String> {
     let now = clock::now();
     let mut pass = {
@@ -58,7 +60,7 @@ pub async fn choose(
             }
         }
     }
-    report_blocked(ctx, "drifted", &blocked).await;
+    report_blocked(ctx, queue, "drifted", &blocked);
     pass.finish()
 }
 

@@ -4,6 +4,8 @@ pub mod blocked;
 pub mod consolidation;
 pub mod drift_replacement;
 pub mod mark;
+pub mod replacement;
 pub mod run;
 pub mod simulate;
+pub mod start;
 pub mod taint;

@@ -1,4 +1,4 @@
-//! Voluntary disruption: emptiness, drift, consolidation.
+//! Empty nodes, and nodes that are marked for any voluntary disruption.
 //!
 //! Every node is marked and tainted first. An empty node is re-validated after a settling period, then deleted or unmarked. A node
 //! with pods is deleted when its pods' replacements are ready ([`crate::controllers::interruption::departure`]).
@@ -12,39 +12,29 @@ use kube::ResourceExt;
 
 use crate::api::NodeClaim;
 use crate::clock;
-use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::blocked::report_blocked;
-use crate::controllers::disruption::mark::{mark, unmark};
+use crate::controllers::disruption::mark::unmark;
+use crate::controllers::disruption::start::{CONCURRENCY, start_all};
 use crate::controllers::disruption::taint::taint;
-use crate::controllers::disruption::{consolidation, drift_replacement};
+use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::blocks::budget_block_of_claim;
 use crate::decisions::disruption::candidates::{allowances, candidates};
-use crate::decisions::disruption::consolidation::Memory;
-use crate::decisions::disruption::consolidation_pause::PendingPods;
-use crate::decisions::disruption::drift_replacement::DriftReplacement;
 use crate::decisions::disruption::emptiness::{self, EmptyNodeStep};
-use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::marked::MarkedNodes;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::staleness::Removal;
-use crate::model::events;
 use crate::model::time::UnixMillis;
-use crate::state::instance_types::{InstanceTypes, ReadyPool};
-use crate::state::object_ext::ObjectExt;
-use crate::sync::heartbeat;
+use crate::state::instance_types::InstanceTypes;
+use crate::sync::{heartbeat, lock};
 
 /// How often empty nodes are evaluated.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How often drifted and underutilized nodes are evaluated.
-const REPLACEMENT_PERIOD: Duration = Duration::from_secs(5);
-/// Claims that are written concurrently.
-const CONCURRENCY: usize = 16;
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
-    let mut disruption = Disruption::new(clock::now());
+    let mut disruption = Disruption::new(&ctx);
     loop {
         heartbeat::rest(tokio::time::sleep(PERIOD)).await;
         disruption.pass(&ctx, clock::now()).await;
@@ -52,40 +42,22 @@ pub async fn run(ctx: Arc<Context>) {
 }
 
 /// Disruption between two passes.
-#[derive(Debug)]
 struct Disruption {
     marked: MarkedNodes,
-    drift: DriftReplacement,
-    pending: PendingPods,
-    consolidation: Memory,
-    /// When drifted and underutilized nodes were last evaluated.
-    replaced: UnixMillis,
+    queue: EventQueue,
 }
 
 impl Disruption {
-    fn new(now: UnixMillis) -> Self {
-        Self {
-            marked: MarkedNodes::default(),
-            drift: DriftReplacement::default(),
-            pending: PendingPods::default(),
-            consolidation: Memory::default(),
-            replaced: now,
-        }
+    fn new(ctx: &Arc<Context>) -> Self {
+        Self { marked: MarkedNodes::default(), queue: EventQueue::start(ctx) }
     }
 
-    async fn pass(&mut self, ctx: &Arc<Context>, now: UnixMillis) {
-        let pause = ctx.pause();
-        if pause.disruption || ctx.is_stale(Removal::Disruption) {
+    async fn pass(&mut self, ctx: &Context, now: UnixMillis) {
+        if ctx.pause().disruption || ctx.is_stale(Removal::Disruption) {
             return;
         }
-        let pools = Arc::new(ctx.ready_pools());
-        let types = InstanceTypes::new(&pools);
+        let types = InstanceTypes::new(&ctx.ready_pools());
         self.remove_empty(ctx, &types, now).await;
-        // The pods of a node need another one.
-        if !pause.provisioning && self.replaced.is_older_than(REPLACEMENT_PERIOD, now) {
-            self.replaced = now;
-            self.replace(ctx, &pools, &types).await;
-        }
     }
 
     /// One pass for empty nodes and abandoned replacements.
@@ -101,8 +73,7 @@ impl Disruption {
         stream::iter(steps).for_each_concurrent(CONCURRENCY, |(claim, step)| take_step(ctx, claim, step)).await;
         let abandoned = self.marked.abandoned(&ctx.cluster.read(), now);
         for claim in &abandoned {
-            self.drift.abandoned(&claim.name_any(), now);
-            self.consolidation.backoff.abandoned(&claim.name_any(), now);
+            lock(&ctx.abandoned).insert(claim.name_any());
             cancel(ctx, claim, "its pods found no other node in time").await;
         }
         // After the abandoned ones: their mark may remain where only the taint could be removed.
@@ -111,19 +82,7 @@ impl Disruption {
         untainted.retain(|claim| !abandoned.contains(&claim.name_any()));
         stream::iter(untainted).for_each_concurrent(CONCURRENCY, |claim| retaint(ctx, claim)).await;
         start_all(ctx, found.chosen, DisruptionReason::Empty).await;
-        report_blocked(ctx, "empty", &found.blocked).await;
-    }
-
-    /// One pass for drifted nodes, or else for underutilized ones.
-    async fn replace(&mut self, ctx: &Arc<Context>, pools: &Arc<Vec<ReadyPool>>, types: &InstanceTypes) {
-        let drifted = drift_replacement::choose(&mut self.drift, ctx, pools).await;
-        let (chosen, reason) = if drifted.is_empty() {
-            let (memory, pending) = (&mut self.consolidation, &mut self.pending);
-            (consolidation::choose(memory, pending, ctx, pools, types).await, DisruptionReason::Underutilized)
-        } else {
-            (drifted, DisruptionReason::Drifted)
-        };
-        start_all(ctx, chosen, reason).await;
+        report_blocked(ctx, &self.queue, "empty", &found.blocked);
     }
 }
 
@@ -157,25 +116,6 @@ async fn retaint(ctx: &Context, claim: Arc<NodeClaim>) {
     let Some(node) = node else { return };
     if let Err(error) = taint(ctx, &node).await {
         tracing::warn!(claim = claim.name_any(), %error, "failed to taint marked node, retrying");
-    }
-}
-
-async fn start_all(ctx: &Context, mut claims: Vec<String>, reason: DisruptionReason) {
-    claims.retain(|claim| !ctx.is_left_out_of_plans(claim));
-    let admitted = ctx.admit(Capped::Disruption, claims.len()).await;
-    claims.truncate(admitted);
-    stream::iter(claims).for_each_concurrent(CONCURRENCY, |name| start(ctx, name, reason)).await;
-}
-
-async fn start(ctx: &Context, name: String, reason: DisruptionReason) {
-    let claim = ctx.cluster.read().claims.get(&name).cloned();
-    let Some(claim) = claim else { return };
-    let node = ctx.node_name_of(&claim);
-    tracing::info!(claim = name, node, node_pool = claim.node_pool(), reason = reason.as_str(), "disruption started");
-    let note = format!("disrupting node: {}", reason.as_str());
-    ctx.emit_for_claim(&claim, events::DISRUPTION_TERMINATING.note(&note)).await;
-    if let Err(error) = mark(ctx, &claim, DisruptionMark { reason, deadline: None }).await {
-        tracing::warn!(claim = name, %error, "failed to mark node claim for disruption, retrying");
     }
 }
 

@@ -14,7 +14,6 @@ use crate::model::units::MicroUsd;
 use crate::state::instance_types::InstanceTypes;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_record::Holds;
-use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
 
 /// A node that may be empty or underutilized.
@@ -106,11 +105,6 @@ pub fn pods_to_reschedule(state: &ClusterState, holds: &Holds, claim: &NodeClaim
         .node_of(claim)
         .map_or(0, |node| state.pods_on(&node.name_any()).filter(|pod| pod.needs_another_node()).count());
     bound + holds.by_claim.get(&claim.name_any()).map_or(0, Vec::len)
-}
-
-/// Whether a node has pods that need another node.
-pub fn is_occupied(state: &ClusterState, node: &str) -> bool {
-    state.pods_on(node).any(PodRecord::needs_another_node)
 }
 
 #[cfg(test)]

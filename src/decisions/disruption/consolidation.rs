@@ -38,9 +38,17 @@ const MAX_PODS: usize = 3_000;
 #[derive(Debug, Default)]
 pub struct Memory {
     pub backoff: Backoff,
+    /// When the next node may be removed that is not quiet for long enough now.
+    pub next_eligible: Option<UnixMillis>,
     cursor: String,
     nothing_chosen: Option<NothingChosen>,
+    /// Since when the next decision waits for further candidates.
+    waits_since: Option<UnixMillis>,
 }
+
+/// A decision waits while a further node may be removed within this time, so that they are removed together; for the maximum at most.
+const COALESCING: Duration = Duration::from_secs(5);
+const MAX_COALESCING: Duration = Duration::from_secs(10);
 
 /// After this time a decision that chose nothing is repeated, even if nothing changed that is compared.
 const REPEAT: Duration = Duration::from_mins(5);
@@ -97,6 +105,7 @@ impl Consolidation {
     pub fn begin(state: &ClusterState, holds: &Holds, memory: &mut Memory, request: Request<'_>) -> Self {
         let Request { pools, types, most, now } = request;
         memory.backoff.forget(now);
+        memory.next_eligible = None;
         let last_pod_event = state.last_pod_event.values().max().copied().unwrap_or_default();
         let allowances = allowances(state, DisruptionReason::Underutilized, now);
         let mut out = Self {
@@ -128,9 +137,10 @@ impl Consolidation {
             let disruption = &pool.spec.disruption;
             let after = allowances.get(&candidate.pool).and_then(|allowance| allowance.consolidate_after);
             let held = holds.by_claim.contains_key(&candidate.claim);
-            if is_eligible(&candidate, after, &disruption.consolidation_policy, held, now)
-                && !memory.backoff.leaves_out(&candidate.claim, last_pod_event, now)
-            {
+            let Some(at) = eligible_at(&candidate, after, &disruption.consolidation_policy, held) else { continue };
+            if at > now {
+                memory.next_eligible = Some(memory.next_eligible.map_or(at, |next| next.min(at)));
+            } else if !memory.backoff.leaves_out(&candidate.claim, last_pod_event, now) {
                 match budget_block_of_claim(state, &candidate.claim) {
                     Some(why) => out.blocked.push((candidate.claim, why)),
                     None => out.sources.push(source),
@@ -177,6 +187,23 @@ impl Consolidation {
     /// The claims of the candidates.
     pub fn claims_of_candidates(&self) -> impl Iterator<Item = &str> {
         self.sources.iter().map(|source| source.claim.as_str())
+    }
+
+    /// Whether the decision waits for a further candidate.
+    pub fn waits(&self, memory: &mut Memory, now: UnixMillis) -> bool {
+        let is_soon = memory.next_eligible.is_some_and(|at| at <= now + COALESCING);
+        if self.sources.is_empty() || !is_soon || self.is_decided(memory, now) {
+            memory.waits_since = None;
+            return false;
+        }
+        // A time in the future is from before the clock was set back.
+        let since = memory.waits_since.filter(|since| *since <= now).unwrap_or(now);
+        memory.waits_since = Some(since);
+        if since.is_older_than(MAX_COALESCING, now) {
+            memory.waits_since = None;
+            return false;
+        }
+        true
     }
 
     /// Whether nothing would be chosen, because earlier decisions of the same situation tried every candidate.
@@ -257,10 +284,10 @@ impl Consolidation {
     }
 }
 
-/// Whether a candidate may be removed. `held` says whether a pod is expected on it.
-fn is_eligible(candidate: &Candidate, after: Option<Duration>, policy: &str, held: bool, now: UnixMillis) -> bool {
-    let quiet = after.is_some_and(|after| candidate.quiet_since.is_older_than(after, now));
-    quiet && policy != "WhenEmpty" && candidate.pods > 0 && !candidate.protected && !held
+/// When a candidate may be removed. `held` says whether a pod is expected on it.
+fn eligible_at(candidate: &Candidate, after: Option<Duration>, policy: &str, held: bool) -> Option<UnixMillis> {
+    let may_leave = policy != "WhenEmpty" && candidate.pods > 0 && !candidate.protected && !held;
+    after.filter(|_| may_leave).map(|after| candidate.quiet_since + after)
 }
 
 /// A candidate with the market value of its pods and what their eviction costs. Its gain is not known yet.

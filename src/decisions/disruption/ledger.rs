@@ -19,5 +19,5 @@ pub fn admitted(state: &ClusterState, chosen: &[String], reason: DisruptionReaso
         allowance.nodes -= 1;
         true
     };
-    chosen.iter().filter(may_leave_mut(may_leave)).cloned().collect()
+    chosen.iter().filter(may_leave).cloned().collect()
 }

@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use super::*;
 use crate::cloud::offering_state;
 use crate::controllers::debug_state::snapshot::{ClusterCopy, MAX_ENTRIES, PendingPod, Process};
-use crate::decisions::disruption::consolidation_pause::Pause;
 use crate::decisions::holds;
 use crate::model::labels;
 use crate::model::pause;
@@ -116,11 +115,7 @@ fn the_leader_shows_what_its_loops_decided() {
         left_out: 1,
         reasons: vec![("n/left-out".into(), "pool: limit reached".into())],
     };
-    let consolidation = LastConsolidation {
-        paused: Some(Pause::NodeBooting),
-        saving: MicroUsd(250_000),
-        ..LastConsolidation::at(at(95))
-    };
+    let consolidation = LastConsolidation { waits: true, saving: MicroUsd(250_000), ..LastConsolidation::at(at(95)) };
     let data = |kind: &str, source, read_at, error: Option<&str>| offering_state::OfferingData {
         kind: kind.into(),
         source,
@@ -160,7 +155,7 @@ fn the_leader_shows_what_its_loops_decided() {
         document["leader"],
         json!({
             "last_plan": {"at": "1970-01-01T00:01:30Z", "milliseconds": 12, "pods": 4, "new_nodes": 1, "on_existing": 2, "left_out": 1},
-            "last_consolidation": {"at": "1970-01-01T00:01:35Z", "paused": "node_booting", "candidates": 0, "blocked": 0, "chosen": 0,
+            "last_consolidation": {"at": "1970-01-01T00:01:35Z", "waits": true, "candidates": 0, "blocked": 0, "chosen": 0,
                 "pods": 0, "plans": 0, "milliseconds": 0,
                 "usd_per_hour_saved": 0.25},
             "quarantined_pod_classes": {"items": [{"namespace": "n", "cause": "planner_panic", "until": "1970-01-01T00:02:10Z"}], "truncated": 4},

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::clock;
 use crate::controllers::disruption::consolidation;
+use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::consolidation::Memory;
-use crate::decisions::disruption::consolidation_pause::PendingPods;
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::model::time::UnixMillis;
 use crate::state::instance_types::InstanceTypes;
@@ -35,8 +35,8 @@ async fn the_leader_adds_its_caps_its_quarantine_and_its_last_decisions() {
     lock(&ctx.quarantine).add(&class, Cause::NodeClaimRejected, now);
     ctx.cluster
         .update(|state| state.apply_pod(&objects::pod("b", &json!({"status": {"conditions": [condition]}})), now));
-    let (memory, pending) = (&mut Memory::default(), &mut PendingPods::default());
-    let chosen = consolidation::choose(memory, pending, &ctx, &Arc::default(), &InstanceTypes::default()).await;
+    let (memory, queue) = (&mut Memory::default(), EventQueue::start(&ctx));
+    let chosen = consolidation::choose(memory, &ctx, &Arc::default(), &InstanceTypes::default(), &queue).await;
     assert!(chosen.is_empty());
     ctx.derived.holds(&ctx.cluster.read(), now);
     let shown = document(&sources, now);
@@ -46,7 +46,7 @@ async fn the_leader_adds_its_caps_its_quarantine_and_its_last_decisions() {
     assert_eq!(leader["quarantined_supply"]["items"][0]["name"], "p");
     assert_eq!(leader["quarantined_pod_classes"]["items"][0]["cause"], "nodeclaim_rejected");
     assert_eq!(shown["pending_pods"]["items"][0]["reason"], json!({"quarantined": "nodeclaim_rejected"}));
-    assert_eq!(leader["last_consolidation"]["paused"], "pod_unschedulable");
+    assert_eq!(leader["last_consolidation"]["waits"], false);
     assert_eq!((&leader["last_plan"], shown["holds"]["items"].clone()), (&Value::Null, json!([])));
     drop(ctx);
     assert_eq!(document(&sources, now)["leader"], Value::Null, "nothing is kept of a leader that ended");

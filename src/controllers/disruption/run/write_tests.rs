@@ -1,14 +1,11 @@
 use serde_json::json;
 
 use super::*;
-use crate::controllers::disruption::simulate::{simulate, simulator};
-use crate::decisions::disruption::mark::is_tainted;
-use crate::decisions::provisioning::supply_quarantine::Source;
+use crate::controllers::disruption::start::start;
+use crate::decisions::disruption::mark::{DisruptionMark, is_tainted};
 use crate::model::labels;
 use crate::model::pause::Pause;
-use crate::planner::Effort;
 use crate::state::kinds::KINDS;
-use crate::sync::lock;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
@@ -34,48 +31,6 @@ fn claim_of(ctx: &Context) -> Option<Arc<NodeClaim>> {
 }
 
 #[tokio::test]
-async fn a_disruption_begins_under_every_failure() {
-    let text = transcript(
-        || World { watched: true, ..world(&json!({}), None) },
-        async |ctx| {
-            start(&ctx, "c".into(), DisruptionReason::Empty).await;
-            "done".into()
-        },
-    )
-    .await;
-    insta::assert_snapshot!(text, @r#"
-    undisturbed: done
-      PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":"Empty/"},"resourceVersion":"1"}}
-      PATCH nodes/x {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"3"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
-      event Normal DisruptionTerminating on NodeClaim/c: disrupting node: Empty
-      changes nodeclaims/c (metadata.annotations), nodes/x (metadata.labels spec.taints)
-    again: done, no write, as undisturbed
-    PATCH nodeclaims/c
-      written by another: done, sent 2 times; again: done, no write, as undisturbed
-      409: done, sent 8 times; again: done, 2 writes, as undisturbed
-      404: done; again: done, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
-      422: done; again: done, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 7 times; again: done, 2 writes, as undisturbed
-      no answer: waits forever; again: done, 2 writes, as undisturbed
-      lost answer: done; again: done, 1 write, as undisturbed
-      crash before: stopped; again: done, 2 writes, as undisturbed
-      crash after: stopped; again: done, 1 write, as undisturbed
-    PATCH nodes/x
-      written by another: done, sent 2 times; again: done, no write, as undisturbed
-      409: done, sent 8 times; again: done, 1 write, as undisturbed
-      404: done; again: done, no write, differs: -nodes/x
-      422: done; again: done, 1 write, as undisturbed
-      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 7 times; again: done, 1 write, as undisturbed
-      no answer: waits forever; again: done, 1 write, as undisturbed
-      lost answer: done; again: done, no write, as undisturbed
-      crash before: stopped; again: done, 1 write, as undisturbed
-      crash after: stopped; again: done, no write, as undisturbed
-    "#);
-}
-
-#[tokio::test]
 async fn a_marked_node_that_could_not_be_tainted_is_tainted_by_the_next_pass() {
     for reason in [DisruptionReason::Underutilized, DisruptionReason::Drifted, DisruptionReason::ScheduledChange] {
         let world = World { watched: true, ..world(&json!({}), None) };
@@ -85,7 +40,7 @@ async fn a_marked_node_that_could_not_be_tainted_is_tainted_by_the_next_pass() {
         let (ctx, now) = (world.context(), clock::now());
         let tainted = || is_tainted(&ctx.cluster.read().nodes["x"]);
         assert!(DisruptionMark::of(&ctx.cluster.read().claims["c"]).is_some() && !tainted());
-        Disruption::new(now).pass(&ctx, now).await;
+        Disruption::new(&ctx).pass(&ctx, now).await;
         assert!(tainted(), "{}", reason.as_str());
         assert_eq!(world.api.lines(), ["PATCH nodes/x"], "{}", reason.as_str());
     }
@@ -98,7 +53,7 @@ async fn an_abandoned_node_is_not_tainted_again() {
     let world = World { watched: true, ..world(&marked, Some(labels::DISRUPTED_TAINT)) };
     world.api.inject_on("PATCH nodeclaims/c", Fault::Refused(Refusal::invalid("no")));
     let (ctx, now) = (world.context(), clock::now());
-    let mut disruption = Disruption::new(now);
+    let mut disruption = Disruption::new(&ctx);
     for seconds in [0, 301, 302] {
         disruption.pass(&ctx, now + Duration::from_secs(seconds)).await;
     }
@@ -193,7 +148,7 @@ fn mark_of(world: &World) -> serde_json::Value {
 async fn an_empty_node_is_marked_then_deleted_two_seconds_after_the_mark_was_observed() {
     let world = with_pool(&["Launched", "Registered", "Initialized"], "0s");
     let (ctx, now) = (world.context(), clock::now());
-    let mut disruption = Disruption::new(now);
+    let mut disruption = Disruption::new(&ctx);
     let deleted = |world: &World| !world.api.stored("nodeclaims/c").unwrap()["metadata"]["deletionTimestamp"].is_null();
     disruption.pass(&ctx, now).await;
     assert_eq!(mark_of(&world), "Empty/");
@@ -204,20 +159,30 @@ async fn an_empty_node_is_marked_then_deleted_two_seconds_after_the_mark_was_obs
 }
 
 #[tokio::test]
-async fn drifted_nodes_are_evaluated_every_five_seconds_and_abandoned_after_ten_minutes() {
-    let world = with_pool(&["Launched", "Registered", "Initialized", "Drifted"], "Never");
-    let (ctx, begin) = (world.context(), clock::now());
-    let mut disruption = Disruption::new(begin);
-    let after = |seconds| begin + Duration::from_secs(seconds);
-    disruption.pass(&ctx, after(4)).await;
-    assert!(mark_of(&world).is_null());
-    disruption.pass(&ctx, after(5)).await;
-    assert_eq!(mark_of(&world), "Drifted/");
-    disruption.pass(&ctx, after(6)).await;
-    disruption.pass(&ctx, after(605)).await;
-    assert_eq!(mark_of(&world), "Drifted/", "ten minutes after the mark was observed");
-    disruption.pass(&ctx, after(606)).await;
-    assert!(mark_of(&world).is_null(), "abandoned");
+async fn f23_events_that_are_not_stored_delay_no_empty_node() {
+    let world = world(&json!({(labels::DISRUPTING): "Empty/"}), Some(labels::DISRUPTED_TAINT));
+    world.api.inject(Fault::NoAnswer, usize::MAX, |request| request.key.resource == "events");
+    let (ctx, now) = (world.context(), clock::now());
+    let blocked: Vec<_> = (0..200).map(|_| ("other".to_owned(), "why".to_owned())).collect();
+    let mut disruption = Disruption::new(&ctx);
+    for seconds in [0, 2] {
+        report_blocked(&ctx, &disruption.queue, "drifted", &blocked);
+        disruption.pass(&ctx, now + Duration::from_secs(seconds)).await;
+    }
+    assert_eq!(world.api.lines(), ["DELETE nodeclaims/c"]);
+}
+
+#[tokio::test]
+async fn a_node_whose_replacement_is_late_is_abandoned() {
+    let marked = json!({(labels::DISRUPTING): "Drifted/"});
+    let world = World { watched: true, ..world(&marked, Some(labels::DISRUPTED_TAINT)) };
+    let (ctx, now) = (world.context(), clock::now());
+    let mut disruption = Disruption::new(&ctx);
+    for (seconds, abandoned) in [(0, false), (599, false), (600, true)] {
+        disruption.pass(&ctx, now + Duration::from_secs(seconds)).await;
+        assert_eq!(mark_of(&world).is_null(), abandoned, "after {seconds} s");
+        assert_eq!(lock(&ctx.abandoned).contains("c"), abandoned, "after {seconds} s");
+    }
 }
 
 #[tokio::test]
@@ -226,9 +191,10 @@ async fn f11_an_empty_node_is_not_deleted_while_a_watch_is_stale() {
     let ctx = world.context();
     let deletions = || world.api.lines().iter().filter(|line| *line == "DELETE nodeclaims/c").count();
     let run = async |now: UnixMillis| {
-        let mut disruption = Disruption::new(now);
-        disruption.pass(&ctx, now).await;
-        disruption.pass(&ctx, now + Duration::from_secs(10)).await;
+        let mut disruption = Disruption::new(&ctx);
+        for seconds in [0, 10] {
+            disruption.pass(&ctx, now + Duration::from_secs(seconds)).await;
+        }
     };
     let now = clock::now();
     for kind in KINDS {
@@ -251,48 +217,8 @@ async fn nothing_is_disrupted_while_disruption_is_paused() {
         let world = world(&json!({(labels::DISRUPTING): "Empty/"}), None);
         let ctx = world.context();
         ctx.cluster.update(|state| state.pause = Some(Pause::parse(Some(paused))));
-        let mut disruption = Disruption::new(clock::now());
+        let mut disruption = Disruption::new(&ctx);
         disruption.pass(&ctx, clock::now()).await;
         assert_eq!(!world.api.lines().is_empty(), disrupted, "{paused}");
     }
-}
-
-#[tokio::test]
-async fn nodes_beyond_the_cap_are_not_disrupted() {
-    let world = world(&json!({}), None);
-    let ctx = world.context();
-    ctx.admit(Capped::Disruption, ctx.settings.max_disruptions_per_minute - 1).await;
-    start_all(&ctx, vec!["c".into(), "other".into()], DisruptionReason::Empty).await;
-    let marked = world.api.lines().iter().filter(|line| line.starts_with("PATCH nodeclaims/")).count();
-    assert_eq!(marked, 1);
-}
-
-#[tokio::test]
-async fn a_node_that_is_left_out_of_plans_is_not_disrupted() {
-    let world = World { watched: true, ..world(&json!({}), None) };
-    let (ctx, now) = (world.context(), clock::now());
-    lock(&ctx.supply_quarantine).add(Source::Node("x".into()), None, true, now);
-    start_all(&ctx, vec!["c".into(), "other".into()], DisruptionReason::Empty).await;
-    let marked = |name: &str| DisruptionMark::of(&ctx.cluster.read().claims[name]).is_some();
-    assert_eq!((marked("c"), marked("other")), (false, true));
-    let simulator = simulator(&ctx, &[], ["c", "other"], now);
-    for (claim, complete) in [("c", false), ("other", true)] {
-        let outcome = simulate(&ctx, &simulator, &[claim.to_owned()].into(), Effort::Quick).unwrap();
-        assert_eq!(outcome.is_complete(), complete, "{claim}");
-    }
-}
-
-#[tokio::test]
-async fn an_invalid_annotation_of_a_node_pool_is_reported() {
-    let world = world(&json!({}), None);
-    let annotations = json!({(labels::CONSOLIDATION_PAYBACK): "soon"});
-    world.api.put(&node_pool("p", &json!({"metadata": {"annotations": annotations}})));
-    let ctx = world.context();
-    let pools = Arc::default();
-    let (memory, pending) = (&mut Memory::default(), &mut PendingPods::default());
-    let chosen = consolidation::choose(memory, pending, &ctx, &pools, &InstanceTypes::default()).await;
-    assert!(chosen.is_empty());
-    let events = world.api.events().join("\n");
-    let note = "annotation stowage.dev/consolidation-payback: 'soon' is not a duration of at least 1m, such as 30m";
-    assert!(events.contains("InvalidConsolidationSetting") && events.contains(note), "{events}");
 }

@@ -55,7 +55,11 @@ fn b42_a_nominated_node_is_not_consolidated() {
         ("Never", candidate(2, 0, false), None, policy, false, false),
         ("only when empty", candidate(2, 0, false), ten, "WhenEmpty", false, false),
     ] {
-        assert_eq!(is_eligible(&candidate, after, policy, held, UnixMillis(100)), want, "{case}");
+        assert_eq!(
+            eligible_at(&candidate, after, policy, held).is_some_and(|at| at <= UnixMillis(100)),
+            want,
+            "{case}"
+        );
     }
 }
 
@@ -167,6 +171,83 @@ fn f18_demand_of_other_pods_hides_no_saving() {
     assert_eq!(saving(&cluster), 160_000);
 }
 
+/// Nodes come up, pods wait and drains are stuck somewhere all the time: other nodes are removed nevertheless.
+#[test]
+fn f2_nothing_that_moves_elsewhere_stops_consolidation() {
+    type Change = fn(&mut SmallCluster);
+    let changes: [(&str, Change); 7] = [
+        ("A: a node comes up", |cluster| {
+            let meta = json!({"creationTimestamp": NOW.rfc3339(), "labels": {(labels::NODE_POOL): "p"}});
+            let status = objects::launched("new", &[]);
+            cluster.state.apply_claim(objects::claim("new", &json!({"metadata": meta, "status": status})));
+        }),
+        ("B: a pod of a scheduler that does not run", |cluster| {
+            let of_nobody = json!({"spec": {"schedulerName": "nobody"}, "status": {"conditions": []}});
+            cluster.add_pod("untried", None, "8", &of_nobody);
+        }),
+        ("B: a pod that is created now", |cluster| {
+            let new = json!({"status": {"conditions": []}});
+            cluster.state.apply_pod(&objects::pod("created", &new), NOW);
+        }),
+        ("C: a NodePool whose nodes do not come up", |cluster| {
+            for (n, age) in [0, 100, 200, 299].into_iter().enumerate() {
+                let created = (NOW - Duration::from_secs(age)).rfc3339();
+                let meta = json!({"creationTimestamp": created, "labels": {(labels::NODE_POOL): "q"}});
+                cluster.state.apply_claim(objects::claim(&format!("broken{n}"), &json!({"metadata": meta})));
+            }
+        }),
+        ("a pod that fits nowhere", |cluster| cluster.add_pod("huge", None, "1000", &json!({}))),
+        ("a pod that needs a new node", |cluster| {
+            cluster.add_pod("waits", None, "8", &json!({"spec": {"nodeSelector": {(labels::NODE_POOL): "q"}}}));
+        }),
+        ("a marked node whose pod stays", |cluster| {
+            cluster.add_node("stuck", "q", "small/on-demand");
+            let mut claim = (*cluster.state.claims["stuck"]).clone();
+            claim.metadata.annotations = Some([(labels::DISRUPTING.to_owned(), "Underutilized/".to_owned())].into());
+            cluster.state.apply_claim(claim);
+            cluster.add_pod("stuck", Some("stuck"), "1900m", &json!({}));
+        }),
+    ];
+    for (case, change) in changes {
+        let mut cluster = SmallCluster::new(&[("p", no_purchases()), ("q", json!({}))]);
+        for name in ["a", "b"] {
+            cluster.add_node(name, "p", "small/on-demand");
+            cluster.add_pod(name, Some(name), "500m", &json!({}));
+        }
+        change(&mut cluster);
+        assert!(!decide(&cluster).claims.is_empty(), "{case}");
+    }
+}
+
+#[test]
+fn a_decision_waits_up_to_ten_seconds_for_nodes_that_are_quiet_soon() {
+    let mut cluster = SmallCluster::new(&[("p", no_purchases())]);
+    for name in ["a", "b", "c"] {
+        cluster.add_node(name, "p", "small/on-demand");
+        cluster.add_pod(name, Some(name), "100m", &json!({}));
+    }
+    let (types, mut memory, second) = (cluster.types(), Memory::default(), Duration::from_secs(1));
+    let mut waits = |cluster: &SmallCluster, after: u32| {
+        let now = NOW + second * after;
+        let request = Request { pools: &cluster.pools, types: &types, most: 100, now };
+        let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut memory, request);
+        (consolidation.waits(&mut memory, now), memory.next_eligible)
+    };
+    assert_eq!(waits(&cluster, 0), (false, None));
+    // A pod ended on c: with consolidateAfter of 30 s it is quiet at 26 s.
+    cluster.state.last_pod_event.insert("c".into(), NOW - second * 4);
+    for (after, expected) in [(0, false), (20, false), (21, true), (25, true), (26, false)] {
+        let next = (after < 26).then_some(NOW + second * 26);
+        assert_eq!(waits(&cluster, after), (expected, next), "after {after} s");
+    }
+    // There is always a node that is quiet soon.
+    for (after, expected) in [(100, true), (109, true), (110, false), (111, true), (50, true), (59, true), (60, false)]
+    {
+        cluster.state.last_pod_event.insert("c".into(), NOW + second * after - second * 27);
+        assert_eq!(waits(&cluster, after).0, expected, "after {after} s");
+    }
+}
+
 #[test]
 fn f22_a_pod_without_a_controller_is_moved_last() {
     let mut cluster = SmallCluster::new(&[("p", no_purchases())]);
@@ -266,18 +347,18 @@ fn a_tenant_does_not_make_the_evictions_of_others_cheaper() {
 
 #[test]
 fn nothing_is_planned_again_while_nothing_changed_or_for_five_minutes() {
-    let mut cluster = SmallCluster::new(&[("p", no_purchases())]);
-    // Each alone has room, but none saves anything: it has no price.
+    let on_demand = json!([{"key": labels::CAPACITY_TYPE, "operator": "In", "values": ["on-demand"]}]);
+    let mut cluster = SmallCluster::new(&[("p", json!({"spec": {"template": {"spec": {"requirements": on_demand}}}}))]);
+    // Each needs a new node, which costs as much.
+    let add = |cluster: &mut SmallCluster, name: &str| {
+        cluster.add_node(name, "p", "small/on-demand");
+        let long_ago = json!({"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}});
+        cluster.add_pod(name, Some(name), "1900m", &long_ago);
+    };
     for n in 0..40 {
-        let name = format!("c{n:02}");
-        cluster.add_node(&name, "p", "small/unknown");
-        cluster.add_pod(
-            &name,
-            Some(&name),
-            "100m",
-            &json!({"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}}),
-        );
+        add(&mut cluster, &format!("c{n:02}"));
     }
+    cluster.add_pod("ends", Some("c00"), "50m", &json!({}));
     let (mut memory, second) = (Memory::default(), Duration::from_secs(1));
     let plans = |cluster: &SmallCluster, memory: &mut Memory, after: u32| {
         decide_with(cluster, memory, 100, NOW + second * after).plans
@@ -287,9 +368,9 @@ fn nothing_is_planned_again_while_nothing_changed_or_for_five_minutes() {
     }
     assert_eq!(plans(&cluster, &mut memory, 3), 0);
     for (case, change) in [
-        ("another node", (|cluster| cluster.add_node("other", "p", "small/unknown")) as fn(&mut SmallCluster)),
-        ("a pod that waits", |cluster| cluster.add_pod("waits", None, "8", &json!({}))),
-        ("a pod that ended", |cluster| cluster.state.delete_pod("n/c00", NOW - Duration::from_mins(1))),
+        ("another node", &(|cluster: &mut SmallCluster| add(cluster, "other")) as &dyn Fn(&mut SmallCluster)),
+        ("a pod that waits", &|cluster| cluster.add_pod("waits", None, "8", &json!({}))),
+        ("a pod that ended", &|cluster| cluster.state.delete_pod("n/ends", NOW - Duration::from_mins(1))),
     ] {
         change(&mut cluster);
         assert!(plans(&cluster, &mut memory, 4) > 0, "{case}");

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::*;
@@ -164,9 +166,13 @@ fn a_pod_that_waits_keeps_its_place() {
         for unattempted in [false, true] {
             let mut cluster = cluster(&pool, "large/on-demand", &json!({}));
             cluster.add_node("b", "p", "small/on-demand");
-            // It is rejected, or not attempted yet.
-            let patch = if unattempted { json!({"status": {"conditions": []}}) } else { json!({}) };
-            cluster.add_pod("waits", None, cpu, &patch);
+            if unattempted {
+                let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
+                let pod = objects::pod("waits", &json!({"spec": {"containers": [container]}}));
+                cluster.state.apply_pod(&pod, NOW - Duration::from_secs(29));
+            } else {
+                cluster.add_pod("waits", None, cpu, &json!({}));
+            }
             assert_eq!(cluster.simulate(&["old"]), expected, "{case}, {unattempted}");
         }
     }

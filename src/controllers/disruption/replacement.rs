@@ -1,0 +1,79 @@
+//! Replacement of drifted nodes, then of underutilized ones: in one pass, within the same budgets. Choices take time, so that they have a loop of
+//! their own.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::clock;
+use crate::controllers::context::Context;
+use crate::controllers::disruption::start::start_all;
+use crate::controllers::disruption::{consolidation, drift_replacement};
+use crate::controllers::event_queue::EventQueue;
+use crate::controllers::run_loop::{Pace, RunLoop};
+use crate::decisions::disruption::consolidation::Memory;
+use crate::decisions::disruption::drift_replacement::DriftReplacement;
+use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::staleness::Removal;
+use crate::model::time::UnixMillis;
+use crate::state::instance_types::InstanceTypes;
+use crate::sync::{heartbeat, lock};
+
+const PACE: Pace = Pace { debounce: Duration::from_secs(1), resync: Duration::from_secs(10) };
+/// A pass that began nothing is followed by this multiple of its time without one, at most for the maximum: a busy cluster changes always.
+const REST: u32 = 4;
+const MAX_REST: Duration = Duration::from_secs(30);
+
+/// Runs until the process ends.
+pub async fn run(ctx: Arc<Context>) {
+    let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
+    let mut replacement = Replacement::new(&ctx);
+    loop {
+        run_loop.next_within(replacement.wait(clock::now())).await;
+        let begin = Instant::now();
+        if replacement.pass(&ctx).await == 0 {
+            heartbeat::rest(tokio::time::sleep((begin.elapsed() * REST).min(MAX_REST))).await;
+        }
+    }
+}
+
+/// What is remembered between two passes.
+struct Replacement {
+    drift: DriftReplacement,
+    consolidation: Memory,
+    queue: EventQueue,
+}
+
+impl Replacement {
+    fn new(ctx: &Arc<Context>) -> Self {
+        Self { drift: DriftReplacement::default(), consolidation: Memory::default(), queue: EventQueue::start(ctx) }
+    }
+
+    /// How long to wait for a change: until a node may be removed because of the time.
+    fn wait(&self, now: UnixMillis) -> Duration {
+        let next = self.consolidation.next_eligible.filter(|at| *at > now);
+        next.map_or(PACE.resync, |at| at.saturating_since(now).min(PACE.resync))
+    }
+
+    /// Returns the number of nodes whose disruption began.
+    async fn pass(&mut self, ctx: &Arc<Context>) -> usize {
+        let now = clock::now();
+        for claim in std::mem::take(&mut *lock(&ctx.abandoned)) {
+            self.drift.abandoned(&claim, now);
+            self.consolidation.backoff.abandoned(&claim, now);
+        }
+        // The pods of a node need another one.
+        let pause = ctx.pause();
+        if pause.disruption || pause.provisioning || ctx.is_stale(Removal::Disruption) {
+            return 0;
+        }
+        let pools = Arc::new(ctx.ready_pools());
+        let types = InstanceTypes::new(&pools);
+        let drifted = drift_replacement::choose(&mut self.drift, ctx, &pools, &self.queue).await;
+        let drifted = start_all(ctx, drifted, DisruptionReason::Drifted).await;
+        let chosen = consolidation::choose(&mut self.consolidation, ctx, &pools, &types, &self.queue).await;
+        drifted + start_all(ctx, chosen, DisruptionReason::Underutilized).await
+    }
+}
+
+#[cfg(test)]
+mod write_tests;

@@ -1,0 +1,119 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::model::labels;
+use crate::test_support::cloud::FakeCloud;
+use crate::test_support::failures::World;
+use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::objects::{catalog, claim, conditions_true, launched, node, node_class, node_pool, pod};
+
+/// NodePools that consolidate at once, within this budget.
+fn world(pools: &[&str], budget: &str) -> World {
+    let api = FakeApi::default();
+    let ready = json!({"conditions": conditions_true(&["Ready"])});
+    api.put(&node_class("default", &json!({"status": ready})));
+    for pool in pools {
+        let disruption = json!({"consolidateAfter": "0s", "budgets": [{"nodes": budget}]});
+        api.put(&node_pool(pool, &json!({"spec": {"disruption": disruption}, "status": ready})));
+    }
+    let world = World::new(api).with_cloud(FakeCloud { catalog: Arc::new(catalog()), ..FakeCloud::default() });
+    World { watched: true, ..world }
+}
+
+/// Adds a node, its claim of the same name, and a pod with this CPU request on it, for its NodePool only.
+fn add(world: &World, name: &str, pool: &str, condition: Option<&str>, cpu: &str) {
+    let size = json!({"cpu": "2", "memory": "8Gi", "pods": "29"});
+    let labels = json!({(labels::NODE_POOL): pool, (labels::INSTANCE_TYPE): "m5.large", (labels::ZONE): "z",
+        (labels::CAPACITY_TYPE): "on-demand", (labels::INITIALIZED): "true", (labels::HOSTNAME): name,
+        (labels::ARCH): "amd64", (labels::OS): "linux"});
+    let meta = json!({"labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"});
+    let mut status = launched(name, &["Launched", "Registered", "Initialized"]);
+    if let Some(condition) = condition {
+        status["conditions"].as_array_mut().unwrap().push(conditions_true(&[condition])[0].clone());
+    }
+    status["capacity"] = size.clone();
+    world.api.put(&claim(name, &json!({"metadata": meta, "status": status})));
+    let ready = json!({"capacity": size, "allocatable": size, "conditions": [{"type": "Ready", "status": "True"}]});
+    world.api.put(&node(
+        name,
+        &json!({"metadata": meta, "spec": {"providerID": format!("aws:///z/{name}")}, "status": ready}),
+    ));
+    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
+    let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
+    let meta = json!({"creationTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [owner]});
+    let spec = json!({"nodeName": name, "nodeSelector": {(labels::NODE_POOL): pool}, "containers": [container]});
+    world.api.put(&pod(&format!("on-{name}"), &json!({"metadata": meta, "spec": spec})));
+}
+
+fn mark_of(world: &World, claim: &str) -> Value {
+    world.api.stored(&format!("nodeclaims/{claim}")).unwrap()["metadata"]["annotations"][labels::DISRUPTING].clone()
+}
+
+#[tokio::test]
+async fn drifted_and_underutilized_nodes_are_disrupted_in_one_pass_within_one_budget() {
+    for (pools, budget, marks) in [
+        (["p", "q"], "100%", [json!("Drifted/"), json!("Underutilized/"), Value::Null]),
+        // One of three nodes.
+        (["p", "p"], "1", [json!("Drifted/"), Value::Null, Value::Null]),
+        (["p", "q"], "1", [json!("Drifted/"), json!("Underutilized/"), Value::Null]),
+    ] {
+        let world = world(&pools, budget);
+        let [first, second] = pools;
+        add(&world, "drifted", first, Some("Drifted"), "1500m");
+        add(&world, "light", second, None, "100m");
+        add(&world, "other", second, None, "1500m");
+        let ctx = world.context();
+        Replacement::new(&ctx).pass(&ctx).await;
+        assert_eq!(["drifted", "light", "other"].map(|name| mark_of(&world, name)), marks, "{pools:?} {budget}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_was_given_up_is_not_chosen_again() {
+    for given_up in [false, true] {
+        let world = world(&["p"], "100%");
+        add(&world, "light", "p", None, "100m");
+        add(&world, "drifted", "p", Some("Drifted"), "100m");
+        add(&world, "other", "p", None, "1500m");
+        let ctx = world.context();
+        if given_up {
+            lock(&ctx.abandoned).extend(["light".to_owned(), "drifted".to_owned(), "other".to_owned()]);
+        }
+        let count = Replacement::new(&ctx).pass(&ctx).await;
+        assert_eq!(count > 0, !given_up);
+        assert!(lock(&ctx.abandoned).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn an_invalid_annotation_of_a_node_pool_is_reported() {
+    let world = world(&["p"], "100%");
+    let annotations = json!({(labels::CONSOLIDATION_PAYBACK): "soon"});
+    world.api.put(&node_pool("p", &json!({"metadata": {"annotations": annotations}})));
+    let ctx = world.context();
+    let mut replacement = Replacement::new(&ctx);
+    replacement.pass(&ctx).await;
+    while world.api.events().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let events = world.api.events().join("\n");
+    let note = "annotation stowage.dev/consolidation-payback: 'soon' is not a duration of at least 1m, such as 30m";
+    assert!(events.contains("InvalidConsolidationSetting") && events.contains(note), "{events}");
+}
+
+#[tokio::test]
+async fn the_next_pass_is_due_when_a_node_may_be_removed() {
+    let world = world(&["p"], "100%");
+    let ctx = world.context();
+    let mut replacement = Replacement::new(&ctx);
+    let now = UnixMillis(1_000_000);
+    for (next, expected) in [
+        (None, PACE.resync),
+        (Some(now + Duration::from_secs(3)), Duration::from_secs(3)),
+        (Some(now + Duration::from_hours(1)), PACE.resync),
+        (Some(now - Duration::from_secs(1)), PACE.resync),
+    ] {
+        replacement.consolidation.next_eligible = next;
+        assert_eq!(replacement.wait(now), expected, "{next:?}");
+    }
+}
