@@ -22,7 +22,7 @@ use crate::model::offering::Catalog;
 use crate::model::resources::Resources;
 use crate::model::units::MicroUsd;
 use crate::planner::columns::table::ColumnCache;
-use crate::planner::input::node::NodeState;
+use crate::planner::input::node::{NodeState, Tenure};
 use crate::planner::input::pod::NodePods;
 use crate::planner::input::pool::Pool;
 use crate::planner::input::problem::Problem;
@@ -202,6 +202,7 @@ fn problem_of(
             schedulable: spec.unschedulable != Some(true) && !is_leaving && !not_ready,
             initialized: true,
             price: MicroUsd(0),
+            tenure: Tenure::NotOurs,
             labels: node_labels,
         };
         for daemon in &problem.daemons {

@@ -14,7 +14,7 @@ use crate::model::pod_class::PodClass;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
-use crate::planner::input::node::NodeState;
+use crate::planner::input::node::{NodeState, Tenure};
 use crate::planner::input::pod::{Labels, NodePods, PodEntry};
 use crate::state::instance_types::{InstanceTypes, offering_of};
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
@@ -74,6 +74,7 @@ pub fn registered(
     }
     let mut pods: NodePods =
         state.pods_on(&name).filter(|pod| pod.active()).filter_map(|pod| pod.entry.clone().ok()).collect();
+    let is_protected_by_a_pod = state.pods_on(&name).any(|pod| pod.do_not_disrupt && pod.active());
     if let Some(claim) = claim {
         pods.extend(held_pods(state, holds, &claim.name_any()));
     }
@@ -88,6 +89,11 @@ pub fn registered(
         schedulable: !leaving && !spec.unschedulable.unwrap_or(false) && (node.is_ready() || !initialized),
         initialized,
         price: claim.map(|claim| types.price(claim)).unwrap_or_default(),
+        tenure: match claim {
+            None => Tenure::NotOurs,
+            Some(_) if node.is_protected() || is_protected_by_a_pod => Tenure::Stays,
+            Some(_) => Tenure::MayBeRemoved,
+        },
     };
     reserve_for_daemons(state, &mut out);
     out.schedulable &= initialized || !node.created_at().is_older_than(BOOT_TIMEOUT, now);
@@ -127,6 +133,7 @@ pub fn in_flight(
         schedulable: !claim.created_at().is_older_than(BOOT_TIMEOUT, now),
         initialized: false,
         price: types.price(claim),
+        tenure: Tenure::MayBeRemoved,
     };
     reserve_for_daemons(state, &mut out);
     out
@@ -200,6 +207,7 @@ fn observed(state: &ClusterState, node: &Node) -> NodeState {
         schedulable: true,
         initialized: true,
         price: MicroUsd::default(),
+        tenure: Tenure::NotOurs,
     }
 }
 

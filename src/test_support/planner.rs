@@ -12,7 +12,7 @@ use crate::model::resources::Resources;
 use crate::model::units::{Bytes, MicroUsd, Millicores};
 use crate::planner::columns::table::ColumnCache;
 use crate::planner::input::intern::Interner;
-use crate::planner::input::node::NodeState;
+use crate::planner::input::node::{NodeState, Tenure};
 use crate::planner::input::pool::Pool;
 use crate::planner::input::problem::Problem;
 use crate::planner::output::plan::Plan;
@@ -152,6 +152,7 @@ impl World {
             schedulable: true,
             initialized: true,
             price: MicroUsd(0),
+            tenure: Tenure::default(),
         }));
         self.at(self.problem.nodes.len() - 1)
     }

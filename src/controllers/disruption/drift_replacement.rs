@@ -34,14 +34,18 @@ pub async fn choose(
     };
     let mut blocked = std::mem::take(&mut pass.blocked);
     let order = std::mem::take(&mut pass.order);
-    let Some(simulator) = prepare(ctx, pools, &order, now).await else { return Vec::new() };
-    for node in order {
-        match pass.attempt(&node) {
+    let mut prepared: Option<Arc<Simulator>> = None;
+    for node in &order {
+        match pass.attempt(node) {
             DriftAttempt::OverBudget => {}
             DriftAttempt::EndPass => break,
-            DriftAttempt::Accept => pass.accept(&node),
+            DriftAttempt::Accept => pass.accept(node),
             DriftAttempt::Simulate(without) => {
-                let (ctx, simulator) = (Arc::clone(ctx), Arc::clone(&simulator));
+                if prepared.is_none() {
+                    prepared = prepare(ctx, pools, &order, now).await;
+                }
+                let Some(simulator) = prepared.clone() else { break };
+                let ctx = Arc::clone(ctx);
                 let outcome = spawn_blocking(move || simulate(&ctx, &simulator, &without, EFFORT)).await;
                 heartbeat::progress();
                 let outcome = outcome
@@ -51,11 +55,11 @@ pub async fn choose(
                     .ok()
                     .flatten();
                 if outcome.as_ref().is_some_and(Outcome::is_complete) {
-                    pass.accept(&node);
+                    pass.accept(node);
                 } else {
                     replacement.blocked(&node.claim, now);
                     let late = outcome.as_ref().and_then(Outcome::late_node);
-                    blocked.push((node.claim, why_incomplete(late)));
+                    blocked.push((node.claim.clone(), why_incomplete(late)));
                 }
             }
         }
@@ -72,9 +76,6 @@ async fn prepare(
     now: UnixMillis,
 ) -> Option<Arc<Simulator>> {
     let mut simulator = simulator(ctx, pools, nodes.iter().map(|node| node.claim.as_str()), now);
-    if nodes.iter().all(|node| node.pods == 0) {
-        return Some(Arc::new(simulator));
-    }
     let ctx = Arc::clone(ctx);
     let planned = spawn_blocking(move || plan_present(&ctx, &mut simulator, EFFORT).map(|()| Arc::new(simulator)));
     planned.await.ok().flatten()

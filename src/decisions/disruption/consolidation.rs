@@ -47,8 +47,8 @@ pub struct Memory {
 }
 
 /// A decision waits while a further node may be removed within this time, so that they are removed together; for the maximum at most.
-const COALESCING: Duration = Duration::from_secs(5);
-const MAX_COALESCING: Duration = Duration::from_secs(10);
+const COALESCING: Duration = Duration::from_secs(10);
+const MAX_COALESCING: Duration = Duration::from_secs(15);
 
 /// After this time a decision that chose nothing is repeated, even if nothing changed that is compared.
 const REPEAT: Duration = Duration::from_mins(5);

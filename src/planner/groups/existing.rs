@@ -8,7 +8,7 @@ use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::Group;
 use crate::planner::groups::host_rules::{HostCounters, HostRules};
 use crate::planner::groups::selectors::Selectors;
-use crate::planner::input::node::NodeState;
+use crate::planner::input::node::{NodeState, Tenure};
 
 /// Host counters and caps of a node before the plan places pods on it.
 #[derive(Clone, Debug, Default)]
@@ -102,11 +102,20 @@ pub(crate) fn existing_nodes<'p>(
     (out, running)
 }
 
-/// Initialized nodes are filled first. Consolidation removes nodes of a high price per pod first, and empty ones before: they are filled
-/// last, so that pods do not move to a node that is about to go.
-fn fill_rank(node: &NodeState) -> (bool, i64, Arc<str>) {
+/// The order in which nodes are filled: initialized ones first, and of these the ones that stay. Consolidation first removes nodes whose unused part
+/// costs much per pod: they are filled last, so that pods do not move to a node that is about to go.
+fn fill_rank(node: &NodeState) -> (bool, Tenure, i64, Arc<str>) {
     let pods = i64::try_from(node.pods.len()).unwrap_or(i64::MAX);
-    (!node.initialized, node.price.0 / pods.saturating_add(1), Arc::clone(&node.name))
+    let unused = node.price.0.saturating_mul(1_000 - used_permille(node)) / 1_000;
+    (!node.initialized, node.tenure, unused / pods.saturating_add(1), Arc::clone(&node.name))
+}
+
+/// The share of a node that its pods request: of CPU or memory, whichever is more.
+fn used_permille(node: &NodeState) -> i64 {
+    let (used, all) = (node.pods.requests(), &node.allocatable);
+    let share = |used: i64, all: i64| i128::from(used.max(0)) * 1_000 / i128::from(all.max(1));
+    let share = share(used.cpu.0, all.cpu.0).max(share(used.memory.0, all.memory.0));
+    i64::try_from(share.min(1_000)).unwrap_or(1_000)
 }
 
 /// Free capacity of a node before the plan places pods on it.

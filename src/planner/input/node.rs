@@ -32,6 +32,18 @@ pub struct NodeState {
     pub initialized: bool,
     /// Zero for a node that Stowage does not own.
     pub price: MicroUsd,
+    pub tenure: Tenure,
+}
+
+/// Whether a node may be removed to save costs, in the order in which nodes are filled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tenure {
+    /// Protected from voluntary disruption, or by one of its pods.
+    Stays,
+    #[default]
+    MayBeRemoved,
+    /// Not owned by Stowage: no room can be held there for a pod that moves.
+    NotOurs,
 }
 
 impl NodeState {

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use crate::model::resources::Resources;
 use crate::model::units::{MicroUsd, Millicores};
+use crate::planner::input::node::Tenure;
 use crate::test_support::planner::{HOST, World, ZONE, affinity, spread, zones};
 
 #[test]
@@ -28,6 +29,38 @@ fn initialized_nodes_are_filled_first_and_then_by_name() {
     world.node("b", "z-a", 8, &[]);
     world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
     assert_eq!(world.plan().placements[0].node, 2);
+}
+
+/// Pods go to nodes that stay, then to the node whose unused part costs least per pod: that is removed last. None goes to a node that the
+/// next decision removes while another one has room.
+#[test]
+fn f20_pods_go_to_nodes_that_stay() {
+    let running = json!({});
+    for (pods, filled) in [
+        (7, &["e protected"][..]),
+        (11, &["c half full", "e protected"]),
+        (13, &["c half full", "d small", "e protected"]),
+        (21, &["b empty", "c half full", "d small", "e protected"]),
+        (27, &["a not ours", "b empty", "c half full", "d small", "e protected"]),
+    ] {
+        let mut world = World::new();
+        for (name, cpus, price, pods, tenure) in [
+            ("a not ours", 8, 0, 2, Tenure::NotOurs),
+            ("b empty", 8, 400_000, 0, Tenure::MayBeRemoved),
+            ("c half full", 8, 400_000, 4, Tenure::MayBeRemoved),
+            // Its price per pod is lower than that of the half full one.
+            ("d small", 2, 70_000, 0, Tenure::MayBeRemoved),
+            ("e protected", 8, 800_000, 1, Tenure::Stays),
+        ] {
+            let node = world.node(name, "z-a", cpus, &vec![(&running, &running); pods]);
+            (node.price, node.tenure) = (MicroUsd(price), tenure);
+        }
+        world.pods("p", pods, &json!({}), "1", "1Gi", &json!({}));
+        let plan = world.plan();
+        let used: Vec<&str> =
+            plan.placements.iter().map(|placement| &*world.problem.nodes[placement.node].name).collect();
+        assert_eq!((used.as_slice(), plan.new_nodes.len()), (filled, 0), "{pods} pods");
+    }
 }
 
 #[test]

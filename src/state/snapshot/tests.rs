@@ -7,6 +7,7 @@ use crate::model::offering::{CapacityType, Catalog, InstanceType, Offering};
 use crate::model::resources::Resources;
 use crate::model::units::{Bytes, MicroUsd, Millicores};
 use crate::planner::columns::table::{ColumnTable, TableInputs};
+use crate::planner::input::node::Tenure;
 use crate::test_support::objects;
 
 fn read<T: serde::de::DeserializeOwned>(object: &Value) -> T {
@@ -159,4 +160,28 @@ fn a_node_reserves_the_host_ports_of_its_daemons_until_their_pods_exist() {
     assert_eq!(reserved(&state), [1], "a pod with a copied UID in another namespace");
     state.apply_pod(&read(&daemons), UnixMillis(1));
     assert_eq!(reserved(&state), [0]);
+}
+
+#[test]
+fn f20_a_node_is_filled_by_whether_it_may_be_removed() {
+    let protects = json!({(labels::DO_NOT_DISRUPT): "true"});
+    let none = json!({});
+    for (case, owned, on_node, on_pod, expected) in [
+        ("may be removed", true, &none, &none, Tenure::MayBeRemoved),
+        ("protected", true, &protects, &none, Tenure::Stays),
+        ("protected by its pod", true, &none, &protects, Tenure::Stays),
+        ("not ours", false, &protects, &none, Tenure::NotOurs),
+    ] {
+        let mut state = ClusterState::default();
+        if owned {
+            state.apply_claim(objects::claim("c", &json!({"status": objects::launched("n", &[])})));
+        }
+        let mut object = node("n");
+        object["metadata"]["annotations"] = on_node.clone();
+        state.apply_node(read(&object));
+        let mut object = pod("a", Some("n"), &json!({}));
+        object["metadata"]["annotations"] = on_pod.clone();
+        state.apply_pod(&read(&object), UnixMillis(1));
+        assert_eq!(snapshot(&state).problem.nodes[0].tenure, expected, "{case}");
+    }
 }

@@ -48,6 +48,7 @@ async fn the_leader_adds_its_caps_its_quarantine_and_its_last_decisions() {
     assert_eq!(shown["pending_pods"]["items"][0]["reason"], json!({"quarantined": "nodeclaim_rejected"}));
     assert_eq!(leader["last_consolidation"]["waits"], false);
     assert_eq!((&leader["last_plan"], shown["holds"]["items"].clone()), (&Value::Null, json!([])));
-    drop(ctx);
+    drop((queue, ctx));
+    tokio::task::yield_now().await;
     assert_eq!(document(&sources, now)["leader"], Value::Null, "nothing is kept of a leader that ended");
 }

@@ -220,7 +220,7 @@ fn f2_nothing_that_moves_elsewhere_stops_consolidation() {
 }
 
 #[test]
-fn a_decision_waits_up_to_ten_seconds_for_nodes_that_are_quiet_soon() {
+fn a_decision_waits_up_to_15_seconds_for_nodes_that_are_quiet_soon() {
     let mut cluster = SmallCluster::new(&[("p", no_purchases())]);
     for name in ["a", "b", "c"] {
         cluster.add_node(name, "p", "small/on-demand");
@@ -236,12 +236,12 @@ fn a_decision_waits_up_to_ten_seconds_for_nodes_that_are_quiet_soon() {
     assert_eq!(waits(&cluster, 0), (false, None));
     // A pod ended on c: with consolidateAfter of 30 s it is quiet at 26 s.
     cluster.state.last_pod_event.insert("c".into(), NOW - second * 4);
-    for (after, expected) in [(0, false), (20, false), (21, true), (25, true), (26, false)] {
+    for (after, expected) in [(0, false), (15, false), (16, true), (25, true), (26, false)] {
         let next = (after < 26).then_some(NOW + second * 26);
         assert_eq!(waits(&cluster, after), (expected, next), "after {after} s");
     }
     // There is always a node that is quiet soon.
-    for (after, expected) in [(100, true), (109, true), (110, false), (111, true), (50, true), (59, true), (60, false)]
+    for (after, expected) in [(100, true), (114, true), (115, false), (116, true), (50, true), (64, true), (65, false)]
     {
         cluster.state.last_pod_event.insert("c".into(), NOW + second * after - second * 27);
         assert_eq!(waits(&cluster, after).0, expected, "after {after} s");
