@@ -13,14 +13,11 @@ use crate::decisions::disruption::consolidation::{Consolidation, Decision, Memor
 use crate::decisions::last_decisions::LastConsolidation;
 use crate::model::events;
 use crate::model::time::UnixMillis;
-use crate::planner::Effort;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 use crate::sync::lock;
 
 /// After this time nothing more is simulated: the best set so far is removed.
 const MAX_TIME: Duration = Duration::from_secs(30);
-/// Effort of the plans that are compared.
-const EFFORT: Effort = Effort::Quick;
 
 /// Claims whose nodes are to be removed together: the pods of each fit on the others, or on new nodes that cost less than the
 /// removed ones.
@@ -84,11 +81,11 @@ async fn decide(
     let (ctx, mut known) = (Arc::clone(ctx), std::mem::take(memory));
     let search = move || {
         let begin = Instant::now();
-        if plan_present(&ctx, &mut simulator, EFFORT).is_none() {
+        if plan_present(&ctx, &mut simulator).is_none() {
             return (known, Decision::default());
         }
         let simulate = |without: &_| {
-            if begin.elapsed() > MAX_TIME { None } else { simulate(&ctx, &simulator, without, EFFORT) }
+            if begin.elapsed() > MAX_TIME { None } else { simulate(&ctx, &simulator, without) }
         };
         let decision = consolidation.decide(&mut known, simulator.waiting_pods(), simulate, now);
         (known, decision)

@@ -13,12 +13,8 @@ use crate::decisions::disruption::drift_order::DriftedNode;
 use crate::decisions::disruption::drift_replacement::{DriftAttempt, DriftReplacement};
 use crate::decisions::disruption::simulate::{Outcome, Simulator};
 use crate::model::time::UnixMillis;
-use crate::planner::Effort;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::heartbeat;
-
-/// Effort of the plans.
-const EFFORT: Effort = Effort::Quick;
 
 /// Claims whose nodes are to be replaced now, within the budgets of their pools.
 pub async fn choose(
@@ -46,7 +42,7 @@ pub async fn choose(
                 }
                 let Some(simulator) = prepared.clone() else { break };
                 let ctx = Arc::clone(ctx);
-                let outcome = spawn_blocking(move || simulate(&ctx, &simulator, &without, EFFORT)).await;
+                let outcome = spawn_blocking(move || simulate(&ctx, &simulator, &without)).await;
                 heartbeat::progress();
                 let outcome = outcome
                     .inspect_err(
@@ -77,7 +73,7 @@ async fn prepare(
 ) -> Option<Arc<Simulator>> {
     let mut simulator = simulator(ctx, pools, nodes.iter().map(|node| node.claim.as_str()), now);
     let ctx = Arc::clone(ctx);
-    let planned = spawn_blocking(move || plan_present(&ctx, &mut simulator, EFFORT).map(|()| Arc::new(simulator)));
+    let planned = spawn_blocking(move || plan_present(&ctx, &mut simulator).map(|()| Arc::new(simulator)));
     planned.await.ok().flatten()
 }
 

@@ -12,6 +12,9 @@ use crate::state::snapshot::SnapshotRequest;
 use crate::sync::lock;
 use crate::sync::panics::catch;
 
+/// Effort of the plans, which are only compared with each other.
+const EFFORT: Effort = Effort::Quick;
+
 /// The cluster now, from which the nodes of these claims can be removed. Reads the state; plans nothing.
 pub fn simulator<'c>(
     ctx: &Context,
@@ -32,13 +35,13 @@ pub fn simulator<'c>(
 }
 
 /// Plans the present demand ([`Simulator::leave_out_unplaced`]). `None` when the planner panicked.
-pub fn plan_present(ctx: &Context, simulator: &mut Simulator, effort: Effort) -> Option<()> {
-    caught(ctx, &BTreeSet::new(), || simulator.leave_out_unplaced(effort))
+pub fn plan_present(ctx: &Context, simulator: &mut Simulator) -> Option<()> {
+    caught(ctx, &BTreeSet::new(), || simulator.leave_out_unplaced(EFFORT))
 }
 
 /// Simulates the removal of the nodes of the claims `without`. Takes as long as the planner does. `None` when the planner panicked.
-pub fn simulate(ctx: &Context, simulator: &Simulator, without: &BTreeSet<String>, effort: Effort) -> Option<Outcome> {
-    caught(ctx, without, || simulator.simulate(without, effort))
+pub fn simulate(ctx: &Context, simulator: &Simulator, without: &BTreeSet<String>) -> Option<Outcome> {
+    caught(ctx, without, || simulator.simulate(without, EFFORT))
 }
 
 fn caught<T>(ctx: &Context, without: &BTreeSet<String>, plan: impl FnOnce() -> T) -> Option<T> {

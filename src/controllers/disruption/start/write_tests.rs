@@ -5,7 +5,6 @@ use crate::controllers::disruption::simulate::{simulate, simulator};
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::model::labels;
 use crate::model::pause::Pause;
-use crate::planner::Effort;
 use crate::state::kinds::KINDS;
 use crate::sync::lock;
 use crate::test_support::failures::{World, transcript};
@@ -162,7 +161,7 @@ async fn a_node_that_is_left_out_of_plans_has_no_simulated_removal() {
     lock(&ctx.supply_quarantine).add(Source::Node("x".into()), None, true, now);
     let simulator = simulator(&ctx, &[], ["c", "other"], now);
     for (claim, complete) in [("c", false), ("other", true)] {
-        let outcome = simulate(&ctx, &simulator, &[claim.to_owned()].into(), Effort::Quick).unwrap();
+        let outcome = simulate(&ctx, &simulator, &[claim.to_owned()].into()).unwrap();
         assert_eq!(outcome.is_complete(), complete, "{claim}");
     }
 }
