@@ -1,5 +1,8 @@
-//! Benchmark of a consolidation decision in clusters that were scaled down: nodes of twelve types, filled to between a tenth and two
-//! thirds, with every third deployment spread over zones. It prints a table and asserts nothing but that something is saved.
+//! Benchmark of consolidation decisions in clusters that were scaled down: nodes of twelve types, filled to between a tenth and two
+//! thirds, with every third deployment spread over zones. The first decision is executed, then a hundred pods end, and the next decision follows.
+//! Beside it, nodes are removed one at a time. It prints tables and asserts nothing but that something is saved.
+//!
+//! `cargo bench --bench disruption [-- NODES]`: the clusters of at most this many nodes (2,000).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,8 +12,8 @@ use fastrand::Rng;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stowage::parts::{
-    ClusterState, Consolidation, DerivedState, Effort, InstanceTypes, Memory, ReadyPool, Request, Resources, Settings,
-    SnapshotRequest, SpotPricing, UnixMillis, embedded,
+    ClusterState, Consolidation, Decision, DerivedState, Effort, InstanceTypes, Memory, ReadyPool, Request, Resources,
+    Settings, Simulator, SnapshotRequest, SpotPricing, UnixMillis, embedded,
 };
 
 const NOW: UnixMillis = UnixMillis(1_800_000_000_000);
@@ -51,10 +54,68 @@ impl App {
     }
 }
 
+/// A node with what is free: millicores and bytes.
+struct Node {
+    name: String,
+    cpu: i64,
+    memory: i64,
+    /// Names with the index of their application.
+    pods: Vec<(String, usize)>,
+}
+
 struct Cluster {
     state: ClusterState,
     pools: Vec<ReadyPool>,
+    apps: Vec<App>,
+    nodes: Vec<Node>,
     pods: usize,
+}
+
+impl Cluster {
+    fn add_pod(&mut self, node: usize, app: usize) {
+        let (of, on) = (&self.apps[app], &mut self.nodes[node]);
+        self.pods += 1;
+        let name = format!("pod-{}", self.pods);
+        (on.cpu, on.memory) = (on.cpu - of.cpu, on.memory - (of.memory << 20));
+        self.state.apply_pod(&read(of.pod(&name, &on.name, app.is_multiple_of(3))), UnixMillis(1));
+        on.pods.push((name, app));
+    }
+
+    /// Removes nodes. Their pods go to the first nodes with room; those without room end.
+    fn remove(&mut self, claims: &[String]) {
+        let removed: BTreeSet<&String> = claims.iter().collect();
+        let (gone, kept) = std::mem::take(&mut self.nodes).into_iter().partition(|node| removed.contains(&node.name));
+        self.nodes = kept;
+        let mut first = 0;
+        for (pod, app) in Vec::<Node>::into_iter(gone).flat_map(|node| node.pods) {
+            self.state.delete_pod(&format!("n/{pod}"), UnixMillis(1));
+            let fits = |node: &Node| self.apps[app].cpu <= node.cpu && self.apps[app].memory << 20 <= node.memory;
+            if let Some(at) = (first..self.nodes.len()).find(|at| fits(&self.nodes[*at])) {
+                self.add_pod(at, app);
+            }
+            first = if first + 1 < self.nodes.len() { first + 1 } else { 0 };
+        }
+        for claim in claims {
+            self.state.delete_node(claim);
+            self.state.delete_claim(claim);
+        }
+    }
+
+    /// Ends pods of different nodes.
+    fn end_pods(&mut self, count: usize, rng: &mut Rng) {
+        for _ in 0..count {
+            let at = rng.usize(..self.nodes.len());
+            if let Some((pod, app)) = self.nodes[at].pods.pop() {
+                self.nodes[at].cpu += self.apps[app].cpu;
+                self.nodes[at].memory += self.apps[app].memory << 20;
+                self.state.delete_pod(&format!("n/{pod}"), UnixMillis(1));
+            }
+        }
+    }
+
+    fn bill(&self, types: &InstanceTypes) -> f64 {
+        self.state.claims.values().map(|claim| types.price(claim).usd()).sum()
+    }
 }
 
 fn cluster(nodes: usize, seed: u64) -> Cluster {
@@ -65,9 +126,11 @@ fn cluster(nodes: usize, seed: u64) -> Cluster {
                 {"key": "karpenter.k8s.aws/instance-category", "operator": "In", "values": ["c", "m", "r"]},
                 {"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]}],
             "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}}}}});
-    let (rng, mut state, mut pods) = (&mut Rng::with_seed(seed), ClusterState::default(), 0);
-    state.apply_pool(read(pool.clone()));
+    let (rng, state) = (&mut Rng::with_seed(seed), ClusterState::default());
     let apps: Vec<App> = (0..nodes.max(30)).map(|at| App::new(at, rng)).collect();
+    let pools = vec![ReadyPool { pool: Arc::new(read(pool.clone())), catalog: Arc::clone(&catalog) }];
+    let mut out = Cluster { state, pools, apps, nodes: Vec::new(), pods: 0 };
+    out.state.apply_pool(read(pool));
     for at in 0..nodes {
         let (family, size) =
             (["m6i", "c6i", "r6i"][rng.usize(..3)], ["large", "xlarge", "2xlarge", "4xlarge"][rng.usize(..4)]);
@@ -85,69 +148,144 @@ fn cluster(nodes: usize, seed: u64) -> Cluster {
         let id = format!("aws:///{zone}/{name}");
         let condition = |kind: &str| json!({"type": kind, "status": "True", "reason": kind, "message": "", "lastTransitionTime": CREATED});
         let meta = json!({"name": name, "uid": name, "labels": labels, "creationTimestamp": CREATED});
-        state.apply_node(read(json!({"metadata": meta, "spec": {"providerID": id},
+        out.state.apply_node(read(json!({"metadata": meta, "spec": {"providerID": id},
             "status": {"allocatable": allocatable, "capacity": capacity, "conditions": [{"type": "Ready", "status": "True"}]}})));
         let conditions: Vec<Value> = ["Launched", "Registered", "Initialized"].map(condition).into();
-        state.apply_claim(read(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": meta,
+        out.state.apply_claim(read(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": meta,
             "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}},
             "status": {"providerID": id, "capacity": capacity, "allocatable": allocatable, "conditions": conditions}})));
-        let fill = rng.i64(10..=66);
-        let (mut cpu, mut memory) =
-            (found.allocatable.cpu.0 * fill / 100, (found.allocatable.memory.0 >> 20) * fill / 100);
-        for _ in 0..20 {
-            let app = rng.usize(..apps.len());
-            if apps[app].cpu <= cpu && apps[app].memory <= memory {
-                (cpu, memory, pods) = (cpu - apps[app].cpu, memory - apps[app].memory, pods + 1);
-                state.apply_pod(&read(apps[app].pod(&format!("pod-{pods}"), &name, app % 3 == 0)), UnixMillis(1));
+        let (room, fill) = (&found.allocatable, rng.i64(10..=66));
+        let (mut cpu, mut memory) = (room.cpu.0 * fill / 100, (room.memory.0 >> 20) * fill / 100);
+        out.nodes.push(Node { name, cpu: room.cpu.0, memory: room.memory.0, pods: Vec::new() });
+        for _ in 0..30 {
+            let app = rng.usize(..out.apps.len());
+            if out.apps[app].cpu <= cpu && out.apps[app].memory <= memory {
+                (cpu, memory) = (cpu - out.apps[app].cpu, memory - out.apps[app].memory);
+                out.add_pod(at, app);
             }
         }
     }
-    Cluster { state, pools: vec![ReadyPool { pool: Arc::new(read(pool)), catalog }], pods }
+    out
+}
+
+/// What is kept between decisions, as in a process that runs.
+struct Bench {
+    cluster: Cluster,
+    derived: DerivedState,
+    memory: Memory,
+    settings: Settings,
+    types: InstanceTypes,
+}
+
+impl Bench {
+    fn new(cluster: Cluster) -> Self {
+        let (derived, memory, settings) = (DerivedState::default(), Memory::default(), Settings::default());
+        let types = InstanceTypes::new(&cluster.pools);
+        Self { cluster, derived, memory, settings, types }
+    }
+
+    fn gather(&self) -> Simulator {
+        let request = SnapshotRequest { pools: &self.cluster.pools, settings: &self.settings, now: NOW };
+        let claims = self.cluster.state.claims.keys().map(String::as_str);
+        self.derived.simulator(&self.cluster.state, request, claims)
+    }
+
+    /// A decision, the seconds that it took, and those of them that it needed the state.
+    fn decide(&mut self, effort: Effort) -> (Decision, f64, f64) {
+        let clock = Instant::now();
+        let request = Request { pools: &self.cluster.pools, types: &self.types, most: usize::MAX, now: NOW };
+        let holds = self.derived.holds(&self.cluster.state, NOW);
+        let consolidation = Consolidation::begin(&self.cluster.state, &holds, &mut self.memory, request);
+        let mut simulator = self.gather();
+        let gathered = clock.elapsed().as_secs_f64();
+        simulator.leave_out_unplaced(effort);
+        let simulate = |without: &BTreeSet<String>| Some(simulator.simulate(without, effort));
+        let decision = consolidation.decide(&mut self.memory, simulator.waiting_pods(), simulate, NOW);
+        (decision, clock.elapsed().as_secs_f64(), gathered)
+    }
+
+    /// Removes one node after the other, in the order of price per pod, each if that saves a tenth of its price. Returns the removed nodes and
+    /// the saving in USD per hour.
+    fn one_at_a_time(&self) -> (Vec<String>, f64) {
+        let (simulator, state) = (self.gather(), &self.cluster.state);
+        let mut order: Vec<(&Node, f64)> = self
+            .cluster
+            .nodes
+            .iter()
+            .map(|node| (node, self.types.price(&state.claims[&node.name]).usd()))
+            .filter(|(node, _)| !node.pods.is_empty())
+            .collect();
+        #[expect(clippy::cast_precision_loss, reason = "few pods")]
+        let key = |(node, price): &(&Node, f64)| price / node.pods.len() as f64;
+        order.sort_by(|a, b| key(b).total_cmp(&key(a)));
+        let (mut removed, mut price_of_removed, mut saving) = (BTreeSet::new(), 0.0, 0.0);
+        for (node, price) in order {
+            removed.insert(node.name.clone());
+            let outcome = simulator.simulate(&removed, Effort::Quick);
+            let purchases: f64 = outcome.purchases.values().map(|price| price.usd()).sum();
+            let saved = price_of_removed + price - purchases;
+            if outcome.obstacles.is_empty() && saved - saving >= price / 10.0 {
+                (price_of_removed, saving) = (price_of_removed + price, saved);
+            } else {
+                removed.remove(&node.name);
+            }
+        }
+        (removed.into_iter().collect(), saving)
+    }
+
+    fn pods_of(&self, claims: &[String]) -> usize {
+        claims.iter().map(|claim| self.cluster.state.pods_on(claim).count()).sum()
+    }
+}
+
+fn decisions(nodes: usize, seed: u64, efforts: &[Effort]) {
+    for effort in efforts {
+        let mut bench = Bench::new(cluster(nodes, seed));
+        let (pods, bill) = (bench.cluster.pods, bench.cluster.bill(&bench.types));
+        // Fills the caches, as in a process that runs.
+        drop(bench.gather());
+        let (first, seconds, gathered) = bench.decide(*effort);
+        assert!(first.saving.0 > 0, "nothing is saved");
+        bench.cluster.remove(&first.claims);
+        bench.cluster.end_pods(100, &mut Rng::with_seed(seed));
+        let (next, next_seconds, next_gathered) = bench.decide(*effort);
+        println!(
+            "| {nodes}, {pods} | {effort:?} | {seconds:.2} ({gathered:.3}) | {} | {} | {} | {:.2} of {bill:.2} | {next_seconds:.2} ({next_gathered:.3}) | {} | {} |",
+            first.plans,
+            first.claims.len(),
+            first.pods,
+            first.saving.usd(),
+            next.plans,
+            next.claims.len(),
+        );
+    }
+}
+
+fn heuristic(nodes: usize, seed: u64) {
+    let mut bench = Bench::new(cluster(nodes, seed));
+    let (clock, bill) = (Instant::now(), bench.cluster.bill(&bench.types));
+    let (removed, saved) = bench.one_at_a_time();
+    let (pods, seconds) = (bench.pods_of(&removed), clock.elapsed().as_secs_f64());
+    let (decision, decided, _) = bench.decide(Effort::Quick);
+    let (by_search, usd) = (decision.pods, decision.saving.usd());
+    println!("| {nodes} | {bill:.2} | {saved:.2} | {pods} | {seconds:.2} | {usd:.2} | {by_search} | {decided:.2} |");
 }
 
 fn main() {
+    let most = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(2_000);
+    let all = [(12, 1), (40, 2), (300, 3), (2_000, 4), (10_000, 5)];
+    let clusters: Vec<(usize, u64)> = all.into_iter().filter(|(nodes, _)| *nodes <= most).collect();
     println!(
-        "| nodes, pods | plans | seconds | of these to gather | plans made | nodes removed | pods moved | USD/h saved | of |"
+        "| nodes, pods | plans | seconds (with the state) | plans made | removed | moved | USD/h saved | next decision, seconds | plans made | removed |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|");
-    for (nodes, seed, efforts) in [
-        (12, 1, &[Effort::Quick, Effort::Normal][..]),
-        (40, 2, &[Effort::Quick, Effort::Normal]),
-        (300, 3, &[Effort::Quick, Effort::Normal]),
-        (2_000, 4, &[Effort::Quick]),
-    ] {
-        let cluster = cluster(nodes, seed);
-        for effort in efforts {
-            let (derived, settings, types) =
-                (DerivedState::default(), Settings::default(), InstanceTypes::new(&cluster.pools));
-            let gather = || {
-                let request = SnapshotRequest { pools: &cluster.pools, settings: &settings, now: NOW };
-                derived.simulator(&cluster.state, request, cluster.state.claims.keys().map(String::as_str))
-            };
-            // Fills the caches, as in a process that runs.
-            gather().leave_out_unplaced(*effort);
-            let clock = Instant::now();
-            let request = Request { pools: &cluster.pools, types: &types, most: usize::MAX, now: NOW };
-            let mut memory = Memory::default();
-            let holds = derived.holds(&cluster.state, NOW);
-            let consolidation = Consolidation::begin(&cluster.state, &holds, &mut memory, request);
-            let simulator = gather();
-            let gathered = clock.elapsed();
-            let simulate = |without: &BTreeSet<String>| Some(simulator.simulate(without, *effort));
-            let decision = consolidation.decide(&mut memory, 0, simulate, NOW);
-            assert!(decision.saving.0 > 0, "nothing is saved");
-            let bill: f64 = cluster.state.claims.values().map(|claim| types.price(claim).usd()).sum();
-            println!(
-                "| {nodes}, {} | {effort:?} | {:.2} | {:.3} | {} | {} | {} | {:.3} | {:.3} |",
-                cluster.pods,
-                clock.elapsed().as_secs_f64(),
-                gathered.as_secs_f64(),
-                decision.plans,
-                decision.claims.len(),
-                decision.pods,
-                decision.saving.usd(),
-                bill
-            );
-        }
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    for (nodes, seed) in &clusters {
+        let efforts = if *nodes <= 300 { &[Effort::Quick, Effort::Normal][..] } else { &[Effort::Quick] };
+        decisions(*nodes, *seed, efforts);
+    }
+    println!("\n| nodes | USD/h | one at a time: saved | moved | seconds | search: saved | moved | seconds |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for (nodes, seed) in clusters.iter().filter(|(nodes, _)| *nodes <= 2_000) {
+        heuristic(*nodes, *seed);
     }
 }

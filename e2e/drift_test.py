@@ -99,6 +99,12 @@ class TestDrift:
         service.plane.apply(workloads.namespace("old"), pool, server)
         service.wait(lambda: service.mirror.all_bound(1, "old") and len(service.names("old")) == 1, 60, "its pod bound")
         first = service.names("old")[0]
+        node = service.claims("old")[0]["status"]["nodeName"]
+        stays = lambda name: [event["note"] for event in service.plane.events(name, "Unconsolidatable")]
+        reported = lambda: all(any("consolidation is disabled" in note for note in stays(name)) for name in (first, node))
+        service.wait(reported, 30, "the reason why the node stays, on Node and NodeClaim", lambda: stays(first) + stays(node))
+        budget = lambda: [event["note"] for event in service.plane.events("old", "DisruptionBlocked")]
+        service.wait(lambda: any("reason Underutilized" in note for note in budget()), 30, "the budget on the NodePool", budget)
         replaced = lambda: first not in service.names("old") and service.mirror.all_bound(1, "old")
         service.wait(replaced, 120, "the expired node deleted and its pod bound elsewhere", lambda: service.mirror.summary("old"))
         assert disrupted(service, "expired") >= 1
@@ -114,7 +120,7 @@ class TestDrift:
         kept, bought = service.names(space)[0], service.mirror.record.claims_created
         notes = lambda: [event["note"] for event in service.plane.events(kept, "DisruptionBlocked")]
         blocked = lambda what: any(note.startswith(what) and "pdb prevents pod evictions" in note for note in notes())
-        service.wait(lambda: blocked("underutilized"), 60, "consolidation blocked", notes)
+        service.wait(lambda: blocked("node stays"), 60, "consolidation blocked", notes)
         service.api.patch("NodePool", space, {"spec": {"template": {"metadata": {"labels": {WAVE: "2"}}}}})
         service.wait(lambda: blocked("drifted"), 60, "the replacement of the drifted node blocked", notes)
         assert service.names(space) == [kept] and not any(being_disrupted(claim) for claim in service.claims(space))

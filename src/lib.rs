@@ -40,7 +40,8 @@ pub mod parts {
     pub use crate::cloud::catalog::{SpotPricing, embedded};
     pub use crate::controllers::derived_state::DerivedState;
     pub use crate::controllers::pure_parts::{PART_NAMES, PureParts};
-    pub use crate::decisions::disruption::consolidation::{Consolidation, Memory, Request};
+    pub use crate::decisions::disruption::consolidation::{Consolidation, Decision, Memory, Request};
+    pub use crate::decisions::disruption::simulate::Simulator;
     pub use crate::extender::{FilterArgs, Hold, NodeRoom, View, ViewInput, filter, prioritize};
     // Not the constants: the compiler reports a constant that no code emits.
     pub use crate::model::events::{ALL as EVENTS, EventType, InKarpenter, Topic};

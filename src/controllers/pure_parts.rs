@@ -8,7 +8,7 @@ use kube::ResourceExt;
 
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::node_pool::status::desired_status;
-use crate::decisions::disruption::blocks::budget_block_of_claim;
+use crate::decisions::disruption::blockers::budget_block;
 use crate::decisions::disruption::candidates::{allowances, candidates};
 use crate::decisions::disruption::marked::MarkedNodes;
 use crate::decisions::disruption::reason::DisruptionReason;
@@ -109,10 +109,10 @@ impl PureParts {
             "disruption" => {
                 let types = InstanceTypes::new(pools);
                 let allowances = allowances(state, DisruptionReason::Empty, now);
-                let block = |node: &str| budget_block_of_claim(state, node);
-                let found = emptiness::choose(&candidates(state, &holds, &types), &allowances, block, now);
+                let is_blocked = |node: &str| budget_block(state, node).is_some();
+                let chosen = emptiness::choose(&candidates(state, &holds, &types), &allowances, is_blocked, now);
                 let steps = self.marked.empty_steps(state, &holds, now);
-                found.chosen.len() + steps.len() + self.marked.abandoned(state, now).len()
+                chosen.len() + steps.len() + self.marked.abandoned(state, now).len()
             }
             "drift" => {
                 let catalog = |pool: &str| pools.iter().find(|ready| ready.pool.name_any() == pool);

@@ -70,15 +70,15 @@ impl LastPlan {
 }
 
 /// The last pass of consolidation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastConsolidation {
     pub at: UnixMillis,
     /// It waited for a further candidate, and decided nothing.
     pub waits: bool,
     /// Nodes that it may remove.
     pub candidates: usize,
-    /// Nodes that a PodDisruptionBudget protects.
-    pub blocked: usize,
+    /// Number of nodes by the first blocker, `none` for those that are removed.
+    pub verdicts: BTreeMap<&'static str, usize>,
     /// Nodes that it removes.
     pub chosen: usize,
     /// Pods on these.
@@ -97,7 +97,7 @@ impl LastConsolidation {
             at: now,
             waits: false,
             candidates: 0,
-            blocked: 0,
+            verdicts: BTreeMap::new(),
             chosen: 0,
             pods: 0,
             saving: MicroUsd(0),

@@ -225,10 +225,12 @@ events! {
     SUBNET_DRIFT = "SubnetDrift", Normal, Drift, ["NodeClaim"], Condition,
         "The EC2NodeClass no longer selects the subnet of the instance.";
 
-    DISRUPTION_BLOCKED = "DisruptionBlocked", Normal, Disruption, ["NodeClaim", "Node"], Event,
-        "An empty or drifted node is not disrupted now: a pod or the Node is protected, PodDisruptionBudgets refuse evictions, the pods have no other node, or the newest node of the NodePool is not initialized. An underutilized node is not disrupted because PodDisruptionBudgets refuse evictions. The note says why; the node is evaluated again.";
+    DISRUPTION_BLOCKED = "DisruptionBlocked", Normal, Disruption, ["NodeClaim", "Node", "NodePool"], Event,
+        "On a NodeClaim and its Node: the node is not disrupted now, because the Node or a pod is protected, PodDisruptionBudgets refuse an eviction, pods are expected on it, or it is not initialized; a drifted one also because its pods have no other place. The note says why; the node is evaluated again. On a NodePool: a budget allows no disruption for the reason in the note.";
     DISRUPTION_TERMINATING = "DisruptionTerminating", Normal, Disruption, ["NodeClaim"], Event,
         "A voluntary disruption starts. The note has its reason: `Empty`, `Drifted` or `Underutilized`.";
+    UNCONSOLIDATABLE = "Unconsolidatable", Normal, Disruption, ["NodeClaim", "Node"], Event,
+        "Consolidation does not remove the node: the NodePool does not allow it, its pods have no other place, or its removal would not save enough. The note says why, and has the price of the node and what its removal could save. Emitted when the reason changes, and every 15 minutes.";
 
     CAPACITY_RESERVATION_INSTANCE_INTERRUPTED = "CapacityReservationInstanceInterrupted", Warning, Interruption, ["NodeClaim", "Node"], Event,
         "The owner of the capacity reservation reclaims the instance in two minutes. The pods get another node.";

@@ -29,6 +29,7 @@ pub struct ControllerMetrics {
     pub messages_refused: IntCounterVec,
     pub paused: IntGaugeVec,
     pub capped: IntCounterVec,
+    pub consolidation_nodes: IntGaugeVec,
 }
 
 impl ControllerMetrics {
@@ -60,6 +61,7 @@ impl ControllerMetrics {
             messages_refused: register(registry, declared::MESSAGES_REFUSED.counters())?,
             paused: register(registry, declared::PAUSED.gauges())?,
             capped: register(registry, declared::RATE_CAPPED.counters())?,
+            consolidation_nodes: register(registry, declared::CONSOLIDATION_NODES.gauges())?,
         })
     }
 }

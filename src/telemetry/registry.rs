@@ -208,6 +208,8 @@ metrics! {
         "Unhealthy instances reported by EC2, counted once per occurrence.";
     PAUSED = "paused", Kind::Gauge, Leader, ["scope": "`provisioning`, `disruption`"],
         "1 while the emergency stop pauses a scope, otherwise 0.";
+    CONSOLIDATION_NODES = "consolidation_nodes", Kind::Gauge, Leader, ["blocker": "why the nodes stay, see [consolidation](../disruption.md#why-a-node-stays); `none`: they are removed"],
+        "NodeClaims by what the last decision of consolidation found about them.";
     RATE_CAPPED = "rate_capped_total", Kind::Counter, Leader, ["action": "`purchase`, `disruption`"],
         "Nodes that waited since the cap per minute was reached, counted at each attempt.";
     MESSAGES_REFUSED = "interruption_refused_messages_total", Kind::Counter, Leader, [

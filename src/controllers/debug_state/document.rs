@@ -1,5 +1,6 @@
 //! The document: a pure function of the snapshot, bounded in bytes.
 
+use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -152,7 +153,7 @@ struct Consolidation {
     at: String,
     waits: bool,
     candidates: usize,
-    blocked: usize,
+    verdicts: BTreeMap<&'static str, usize>,
     chosen: usize,
     pods: usize,
     plans: usize,
@@ -373,7 +374,7 @@ impl Consolidation {
             at: last.at.rfc3339(),
             waits: last.waits,
             candidates: last.candidates,
-            blocked: last.blocked,
+            verdicts: last.verdicts.clone(),
             chosen: last.chosen,
             pods: last.pods,
             plans: last.plans,

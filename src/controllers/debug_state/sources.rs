@@ -69,7 +69,7 @@ fn leader(ctx: &Context, cluster: &ClusterCopy, now: UnixMillis) -> LeaderCopy {
     });
     LeaderCopy {
         last_plan: lock(&ctx.last_plan).clone(),
-        last_consolidation: *lock(&ctx.last_consolidation),
+        last_consolidation: lock(&ctx.last_consolidation).clone(),
         causes,
         pods_left_out,
         supply_left_out,

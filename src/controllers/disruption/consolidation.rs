@@ -1,15 +1,18 @@
 //! Chooses the nodes to consolidate: a search over simulated removals, on a blocking thread.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
-use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::simulate::{plan_present, simulate, simulator};
 use crate::controllers::event_queue::EventQueue;
+use crate::decisions::disruption::candidates::allowances;
 use crate::decisions::disruption::consolidation::{Consolidation, Decision, Memory, Request};
+use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::disruption::verdicts::{Reports, Verdict};
 use crate::decisions::last_decisions::LastConsolidation;
 use crate::model::events;
 use crate::model::time::UnixMillis;
@@ -23,6 +26,7 @@ const MAX_TIME: Duration = Duration::from_secs(30);
 /// removed ones.
 pub async fn choose(
     memory: &mut Memory,
+    reports: &mut Reports,
     ctx: &Arc<Context>,
     pools: &Arc<Vec<ReadyPool>>,
     types: &InstanceTypes,
@@ -35,15 +39,18 @@ pub async fn choose(
         let request = Request { pools, types, most, now };
         Consolidation::begin(&state, &ctx.derived.holds(&state, now), memory, request)
     };
-    let (candidates, blocked) = (consolidation.candidates(), consolidation.blocked.clone());
-    report_blocked(ctx, queue, "underutilized", &blocked);
+    let candidates = consolidation.candidates();
     report_errors(ctx, queue, &consolidation.errors);
     let waits = consolidation.waits(memory, now);
-    let decision = if waits { Decision::default() } else { decide(ctx, pools, memory, consolidation, now).await };
+    let consolidation = Arc::new(consolidation);
+    let decision =
+        if waits { Decision::default() } else { decide(ctx, pools, memory, Arc::clone(&consolidation), now).await };
+    let verdicts = consolidation.verdicts(memory, &decision.claims);
+    report_verdicts(ctx, reports, queue, &verdicts, now);
     *lock(&ctx.last_consolidation) = Some(LastConsolidation {
         waits,
         candidates,
-        blocked: blocked.len(),
+        verdicts: count_by_kind(ctx, &verdicts),
         chosen: decision.claims.len(),
         pods: decision.pods,
         saving: decision.saving,
@@ -51,19 +58,67 @@ pub async fn choose(
         took: begin.elapsed(),
         ..LastConsolidation::at(now)
     });
-    if !decision.claims.is_empty() {
-        tracing::info!(
-            candidates,
-            nodes = decision.claims.len(),
-            pods = decision.pods,
-            eviction_units = decision.units.as_number(),
-            usd_per_hour = decision.saving.usd(),
-            plans = decision.plans,
-            seconds = begin.elapsed().as_secs_f64(),
-            "consolidating nodes"
-        );
-    }
+    log(candidates, &decision, begin.elapsed());
     decision.claims
+}
+
+/// One line for each decision that made plans: where nothing is chosen, a busy cluster would write too many for the default level.
+fn log(candidates: usize, decision: &Decision, took: Duration) {
+    macro_rules! line {
+        ($level:ident, $message:literal) => {
+            tracing::$level!(
+                candidates,
+                nodes = decision.claims.len(),
+                pods = decision.pods,
+                eviction_units = decision.units.as_number(),
+                usd_per_hour = decision.saving.usd(),
+                plans = decision.plans,
+                seconds = took.as_secs_f64(),
+                $message
+            )
+        };
+    }
+    if !decision.claims.is_empty() {
+        line!(info, "consolidating nodes");
+    } else if decision.plans > 0 {
+        line!(debug, "no node to consolidate");
+    }
+}
+
+/// Number of nodes by the first blocker of their verdict; also as a metric.
+fn count_by_kind(ctx: &Context, verdicts: &[Verdict]) -> BTreeMap<&'static str, usize> {
+    let mut counts = BTreeMap::new();
+    for verdict in verdicts {
+        *counts.entry(verdict.kind()).or_default() += 1;
+    }
+    ctx.metrics.consolidation_nodes.reset();
+    for (kind, count) in &counts {
+        let gauge = ctx.metrics.consolidation_nodes.with_label_values(&[*kind]);
+        gauge.set(i64::try_from(*count).unwrap_or(i64::MAX));
+    }
+    counts
+}
+
+/// Reports the verdicts that changed, in the background.
+fn report_verdicts(ctx: &Context, reports: &mut Reports, queue: &EventQueue, verdicts: &[Verdict], now: UnixMillis) {
+    for verdict in reports.due(verdicts, now) {
+        let claim = ctx.cluster.read().claims.get(&verdict.claim).cloned();
+        if let (Some(claim), Some((event, note))) = (claim, verdict.event()) {
+            queue.emit_for_claim_and_node(ctx, &claim, event, &note);
+        }
+    }
+}
+
+/// Reports the budgets of NodePools that allow no disruption for a reason (Karpenter core reference 4.4).
+pub fn report_budgets(ctx: &Context, queue: &EventQueue, now: UnixMillis) {
+    let state = ctx.cluster.read();
+    for reason in [DisruptionReason::Empty, DisruptionReason::Drifted, DisruptionReason::Underutilized] {
+        let blocked = allowances(&state, reason, now).into_iter().filter(|(_, allowance)| allowance.is_blocked);
+        for pool in blocked.filter_map(|(pool, _)| state.pools.get(&pool)) {
+            let note = format!("no allowed disruptions for reason {}: a budget allows none", reason.as_str());
+            queue.emit(&**pool, events::DISRUPTION_BLOCKED, note);
+        }
+    }
 }
 
 /// Searches on a blocking thread.
@@ -71,7 +126,7 @@ async fn decide(
     ctx: &Arc<Context>,
     pools: &Arc<Vec<ReadyPool>>,
     memory: &mut Memory,
-    consolidation: Consolidation,
+    consolidation: Arc<Consolidation>,
     now: UnixMillis,
 ) -> Decision {
     if consolidation.is_decided(memory, now) {

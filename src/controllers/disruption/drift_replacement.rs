@@ -54,8 +54,9 @@ pub async fn choose(
                     pass.accept(node);
                 } else {
                     replacement.blocked(&node.claim, now);
-                    let late = outcome.as_ref().and_then(Outcome::late_node);
-                    blocked.push((node.claim.clone(), why_incomplete(late)));
+                    let obstacle = outcome.as_ref().and_then(|outcome| outcome.obstacle_to_drift(&node.claim));
+                    let why = obstacle.map_or_else(|| "the planner failed".to_owned(), ToString::to_string);
+                    blocked.push((node.claim.clone(), why));
                 }
             }
         }
@@ -75,28 +76,4 @@ async fn prepare(
     let ctx = Arc::clone(ctx);
     let planned = spawn_blocking(move || plan_present(&ctx, &mut simulator).map(|()| Arc::new(simulator)));
     planned.await.ok().flatten()
-}
-
-/// Why a drifted node is not replaced, given the NodeClaim whose node does not start up.
-fn why_incomplete(late_node: Option<&str>) -> String {
-    late_node.map_or_else(
-        || "its pods fit on no other node, and no node can be launched for them".into(),
-        |claim| {
-            format!(
-                "its pods need a new node, and the newest of its NodePool, that of NodeClaim {claim}, is not initialized: \
-                 see its events; drift goes on when it is, or when the NodePool changes"
-            )
-        },
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_event_of_a_node_that_is_not_replaced_names_the_node_claim_that_does_not_start_up() {
-        assert!(why_incomplete(None).contains("no other node"));
-        assert!(why_incomplete(Some("web-1")).contains("NodeClaim web-1, is not initialized"));
-    }
 }

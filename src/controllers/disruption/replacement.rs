@@ -13,6 +13,7 @@ use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::disruption::consolidation::Memory;
 use crate::decisions::disruption::drift_replacement::DriftReplacement;
 use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::disruption::verdicts::Reports;
 use crate::decisions::staleness::Removal;
 use crate::model::time::UnixMillis;
 use crate::state::instance_types::InstanceTypes;
@@ -40,12 +41,18 @@ pub async fn run(ctx: Arc<Context>) {
 struct Replacement {
     drift: DriftReplacement,
     consolidation: Memory,
+    reports: Reports,
     queue: EventQueue,
 }
 
 impl Replacement {
     fn new(ctx: &Arc<Context>) -> Self {
-        Self { drift: DriftReplacement::default(), consolidation: Memory::default(), queue: EventQueue::start(ctx) }
+        Self {
+            drift: DriftReplacement::default(),
+            consolidation: Memory::default(),
+            reports: Reports::default(),
+            queue: EventQueue::start(ctx),
+        }
     }
 
     /// How long to wait for a change: until a node may be removed because of the time.
@@ -70,7 +77,9 @@ impl Replacement {
         let types = InstanceTypes::new(&pools);
         let drifted = drift_replacement::choose(&mut self.drift, ctx, &pools, &self.queue).await;
         let drifted = start_all(ctx, drifted, DisruptionReason::Drifted).await;
-        let chosen = consolidation::choose(&mut self.consolidation, ctx, &pools, &types, &self.queue).await;
+        consolidation::report_budgets(ctx, &self.queue, now);
+        let (memory, reports) = (&mut self.consolidation, &mut self.reports);
+        let chosen = consolidation::choose(memory, reports, ctx, &pools, &types, &self.queue).await;
         drifted + start_all(ctx, chosen, DisruptionReason::Underutilized).await
     }
 }

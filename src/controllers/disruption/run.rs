@@ -14,12 +14,10 @@ use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim;
-use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::mark::unmark;
 use crate::controllers::disruption::start::{CONCURRENCY, start_all};
 use crate::controllers::disruption::taint::taint;
-use crate::controllers::event_queue::EventQueue;
-use crate::decisions::disruption::blocks::budget_block_of_claim;
+use crate::decisions::disruption::blockers::budget_block;
 use crate::decisions::disruption::candidates::{allowances, candidates};
 use crate::decisions::disruption::emptiness::{self, EmptyNodeStep};
 use crate::decisions::disruption::marked::MarkedNodes;
@@ -34,7 +32,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
-    let mut disruption = Disruption::new(&ctx);
+    let mut disruption = Disruption::default();
     loop {
         heartbeat::rest(tokio::time::sleep(PERIOD)).await;
         disruption.pass(&ctx, clock::now()).await;
@@ -42,16 +40,12 @@ pub async fn run(ctx: Arc<Context>) {
 }
 
 /// Disruption between two passes.
+#[derive(Default)]
 struct Disruption {
     marked: MarkedNodes,
-    queue: EventQueue,
 }
 
 impl Disruption {
-    fn new(ctx: &Arc<Context>) -> Self {
-        Self { marked: MarkedNodes::default(), queue: EventQueue::start(ctx) }
-    }
-
     async fn pass(&mut self, ctx: &Context, now: UnixMillis) {
         if ctx.pause().disruption || ctx.is_stale(Removal::Disruption) {
             return;
@@ -62,13 +56,13 @@ impl Disruption {
 
     /// One pass for empty nodes and abandoned replacements.
     async fn remove_empty(&mut self, ctx: &Context, types: &InstanceTypes, now: UnixMillis) {
-        let (found, steps) = {
+        let (chosen, steps) = {
             let state = ctx.cluster.read();
             let holds = ctx.derived.holds(&state, now);
             let allowances = allowances(&state, DisruptionReason::Empty, now);
-            let block = |claim: &str| budget_block_of_claim(&state, claim);
-            let found = emptiness::choose(&candidates(&state, &holds, types), &allowances, block, now);
-            (found, self.marked.empty_steps(&state, &holds, now))
+            let is_blocked = |node: &str| budget_block(&state, node).is_some();
+            let chosen = emptiness::choose(&candidates(&state, &holds, types), &allowances, is_blocked, now);
+            (chosen, self.marked.empty_steps(&state, &holds, now))
         };
         stream::iter(steps).for_each_concurrent(CONCURRENCY, |(claim, step)| take_step(ctx, claim, step)).await;
         let abandoned = self.marked.abandoned(&ctx.cluster.read(), now);
@@ -81,8 +75,7 @@ impl Disruption {
         let mut untainted = MarkedNodes::untainted(&ctx.cluster.read());
         untainted.retain(|claim| !abandoned.contains(&claim.name_any()));
         stream::iter(untainted).for_each_concurrent(CONCURRENCY, |claim| retaint(ctx, claim)).await;
-        start_all(ctx, found.chosen, DisruptionReason::Empty).await;
-        report_blocked(ctx, &self.queue, "empty", &found.blocked);
+        start_all(ctx, chosen, DisruptionReason::Empty).await;
     }
 }
 

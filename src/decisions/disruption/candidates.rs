@@ -7,6 +7,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::api::{NodeClaim, NodePool, conditions, duration};
+use crate::decisions::disruption::blockers::{Blocker, protection};
 use crate::decisions::disruption::budget;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::time::UnixMillis;
@@ -26,8 +27,8 @@ pub struct Candidate {
     pub pods: usize,
     /// The last time a pod was bound to or removed from the node, or its initialization.
     pub quiet_since: UnixMillis,
-    /// Protected by `karpenter.sh/do-not-disrupt`.
-    pub protected: bool,
+    /// What protects it: `karpenter.sh/do-not-disrupt` on the Node or a pod.
+    pub protection: Option<Blocker>,
     /// Hourly price.
     pub price: MicroUsd,
 }
@@ -39,31 +40,48 @@ pub struct PoolAllowance {
     pub consolidate_after: Option<Duration>,
     /// Number of nodes that may be disrupted now.
     pub nodes: i64,
+    /// Whether a budget allows none of its nodes, even while none of them is leaving.
+    pub is_blocked: bool,
 }
 
 /// Every candidate, by claim name.
 pub fn candidates(state: &ClusterState, holds: &Holds, types: &InstanceTypes) -> Vec<Candidate> {
-    let mut out = Vec::new();
-    for (name, claim) in &state.claims {
-        let (Some(node), Some(initialized)) = (state.node_of(claim), claim.true_since(conditions::INITIALIZED)) else {
-            continue;
-        };
-        if claim.is_leaving() || node.is_deleting() || state.is_static(claim) {
-            continue;
-        }
-        let node_name = node.name_any();
-        let last_event = state.last_pod_event.get(&*node_name).copied().unwrap_or_default();
-        out.push(Candidate {
-            claim: name.clone(),
-            node: node_name.clone(),
-            pool: claim.node_pool().unwrap_or_default().to_owned(),
-            pods: pods_to_reschedule(state, holds, claim),
-            quiet_since: initialized.max(last_event),
-            protected: node.is_protected() || state.pods_on(&node_name).any(|pod| pod.do_not_disrupt && pod.active()),
-            price: types.price(claim),
-        });
+    state.claims.values().filter_map(|claim| candidate(state, holds, types, claim).ok()).collect()
+}
+
+/// The candidate of a claim.
+///
+/// # Errors
+/// It is none: why.
+pub fn candidate(
+    state: &ClusterState,
+    holds: &Holds,
+    types: &InstanceTypes,
+    claim: &NodeClaim,
+) -> Result<Candidate, Blocker> {
+    if claim.is_leaving() {
+        return Err(Blocker::Leaving);
     }
-    out
+    let (Some(node), Some(initialized)) = (state.node_of(claim), claim.true_since(conditions::INITIALIZED)) else {
+        return Err(Blocker::NotInitialized);
+    };
+    if node.is_deleting() {
+        return Err(Blocker::Leaving);
+    }
+    if state.is_static(claim) {
+        return Err(Blocker::Static);
+    }
+    let node_name = node.name_any();
+    let last_event = state.last_pod_event.get(&*node_name).copied().unwrap_or_default();
+    Ok(Candidate {
+        claim: claim.name_any(),
+        pool: claim.node_pool().unwrap_or_default().to_owned(),
+        pods: pods_to_reschedule(state, holds, claim),
+        quiet_since: initialized.max(last_event),
+        protection: protection(state, node),
+        price: types.price(claim),
+        node: node_name,
+    })
 }
 
 /// What each NodePool allows for a reason.
@@ -96,6 +114,7 @@ fn allowance(
     PoolAllowance {
         consolidate_after: after.map(|after| Duration::from_millis(u64::try_from(after).unwrap_or(0))),
         nodes: budget::allowed(&disruption.budgets, reason, nodes, consuming, now),
+        is_blocked: nodes > 0 && budget::allowed(&disruption.budgets, reason, nodes, 0, now) == 0,
     }
 }
 

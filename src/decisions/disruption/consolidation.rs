@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use kube::ResourceExt;
 
-use crate::decisions::disruption::blocks::budget_block_of_claim;
-use crate::decisions::disruption::candidates::{Candidate, allowances, candidates};
+use crate::decisions::disruption::blockers::{Blocker, budget_block};
+use crate::decisions::disruption::candidates::{Candidate, PoolAllowance, allowances, candidate};
 use crate::decisions::disruption::consolidation::backoff::Backoff;
 use crate::decisions::disruption::consolidation::market_value::Market;
 use crate::decisions::disruption::consolidation::objective::PoolTerms;
@@ -22,12 +22,13 @@ use crate::decisions::disruption::consolidation::order::{Source, by_surplus};
 use crate::decisions::disruption::consolidation::search::{IN_TURNS, Judgment, Limits, search};
 use crate::decisions::disruption::eviction_cost::{EvictionUnits, of_node, of_node_with_ordinary_pods};
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::decisions::disruption::simulate::Outcome;
+use crate::decisions::disruption::simulate::{Obstacle, Outcome};
+use crate::decisions::disruption::verdicts::Verdict;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
-use crate::state::object_ext::NodeExt;
+use crate::state::object_ext::{NodeExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
 
@@ -40,6 +41,8 @@ pub struct Memory {
     pub backoff: Backoff,
     /// When the next node may be removed that is not quiet for long enough now.
     pub next_eligible: Option<UnixMillis>,
+    /// Why candidates were not chosen when a decision last tried them, by claim.
+    found: BTreeMap<String, Blocker>,
     cursor: String,
     nothing_chosen: Option<NothingChosen>,
     /// Since when the next decision waits for further candidates.
@@ -75,8 +78,8 @@ pub struct Request<'a> {
 /// The nodes that may be removed now.
 #[derive(Debug)]
 pub struct Consolidation {
-    /// Claims whose nodes would be candidates, and what blocks their disruption.
-    pub blocked: Vec<(String, String)>,
+    /// Nodes that are no candidates, and why.
+    stays: Vec<Verdict>,
     /// NodePools with an invalid annotation, and what to write.
     pub errors: Vec<(String, String)>,
     /// In order.
@@ -109,7 +112,7 @@ impl Consolidation {
         let last_pod_event = state.last_pod_event.values().max().copied().unwrap_or_default();
         let allowances = allowances(state, DisruptionReason::Underutilized, now);
         let mut out = Self {
-            blocked: Vec::new(),
+            stays: Vec::new(),
             errors: Vec::new(),
             sources: Vec::new(),
             limits: Limits { nodes: most, pods: MAX_PODS, ..Limits::default() },
@@ -122,29 +125,46 @@ impl Consolidation {
             out.errors.extend(errors.into_iter().map(|error| (name.clone(), error)));
         }
         out.limits.of_pools = allowances.iter().map(|(pool, allowance)| (pool.clone(), allowance.nodes)).collect();
-        let nodes: Vec<Candidate> =
-            candidates(state, holds, types).into_iter().filter(|candidate| candidate.pods > 0).collect();
-        let used: BTreeSet<&String> = nodes.iter().map(|candidate| &candidate.pool).collect();
-        let market = Market::new(pools.iter().filter(|ready| used.contains(&ready.pool.name_any())));
-        for candidate in nodes {
-            let (Some(pool), Some(terms)) = (state.pools.get(&candidate.pool), out.terms.get_mut(&candidate.pool))
-            else {
-                continue;
+        let used: BTreeSet<&str> = state.claims.values().filter_map(|claim| claim.node_pool()).collect();
+        let market = Market::new(pools.iter().filter(|ready| used.contains(&*ready.pool.name_any())));
+        for (claim, object) in &state.claims {
+            let candidate = match candidate(state, holds, types, object) {
+                Ok(candidate) => candidate,
+                Err(blocker) => {
+                    let blockers = vec![blocker];
+                    let (price, saving) = (types.price(object), MicroUsd(0));
+                    out.stays.push(Verdict { claim: claim.clone(), price, saving, blockers });
+                    continue;
+                }
             };
             let source = source(state, &market, &candidate, now);
-            let pods = state.pods_on(&candidate.node);
-            terms.add(MicroUsd(source.price.0 - source.surplus), of_node_with_ordinary_pods(pods, now));
-            let disruption = &pool.spec.disruption;
-            let after = allowances.get(&candidate.pool).and_then(|allowance| allowance.consolidate_after);
-            let held = holds.by_claim.contains_key(&candidate.claim);
-            let Some(at) = eligible_at(&candidate, after, &disruption.consolidation_policy, held) else { continue };
-            if at > now {
-                memory.next_eligible = Some(memory.next_eligible.map_or(at, |next| next.min(at)));
-            } else if !memory.backoff.leaves_out(&candidate.claim, last_pod_event, now) {
-                match budget_block_of_claim(state, &candidate.claim) {
-                    Some(why) => out.blocked.push((candidate.claim, why)),
-                    None => out.sources.push(source),
+            if let Some(terms) = out.terms.get_mut(&candidate.pool).filter(|_| candidate.pods > 0) {
+                let pods = state.pods_on(&candidate.node);
+                terms.add(MicroUsd(source.price.0 - source.surplus), of_node_with_ordinary_pods(pods, now));
+            }
+            let allowance = allowances.get(&candidate.pool);
+            let mut blockers = lasting_blockers(state, holds, &candidate, allowance);
+            if blockers.is_empty() {
+                blockers.extend(present_blocker(state, &candidate, allowance, now));
+                if let [Blocker::NotQuiet(at)] = blockers[..]
+                    && candidate.pods > 0
+                {
+                    memory.next_eligible = Some(memory.next_eligible.map_or(at, |next| next.min(at)));
                 }
+            }
+            if blockers.is_empty() && candidate.pods > 0 {
+                blockers.extend(memory.backoff.leaves_out(claim, last_pod_event, now).cloned());
+                let is_over_budget = allowance.is_none_or(|allowance| allowance.nodes <= 0);
+                let limits = [(is_over_budget, Blocker::NodePoolBudget), (most == 0, Blocker::RateCap)];
+                blockers.extend(limits.into_iter().filter(|(applies, _)| *applies).map(|(_, blocker)| blocker));
+            }
+            if blockers.is_empty() && candidate.pods > 0 {
+                out.sources.push(source);
+            } else {
+                // The loop of empty nodes removes those that nothing blocks.
+                let blockers = if blockers.is_empty() { vec![Blocker::Undecided] } else { blockers };
+                let Source { claim, price, surplus, .. } = source;
+                out.stays.push(Verdict { claim, price, saving: MicroUsd(surplus), blockers });
             }
         }
         for source in &mut out.sources {
@@ -152,6 +172,8 @@ impl Consolidation {
                 source.price.0 - out.terms.get(&source.pool).map_or(0, |terms| terms.eviction_cost(source.units).0);
         }
         by_surplus(&mut out.sources);
+        let candidates: BTreeSet<&str> = out.claims_of_candidates().collect();
+        memory.found.retain(|claim, _| candidates.contains(&**claim));
         out.situation = out.hash_situation(state, pools, last_pod_event);
         out
     }
@@ -229,18 +251,19 @@ impl Consolidation {
         if self.is_decided(memory, now) {
             return Decision::default();
         }
-        let mut best = (0, MicroUsd(0));
+        let mut trials = Trials::default();
         let limits = Limits { waiting, ..self.limits.clone() };
         let choice = search(&self.sources, &limits, &memory.cursor, |set| {
             let Some(outcome) = simulate(&self.claims(set)) else { return Judgment::Unknown };
-            let is_stuck = |at: &&usize| outcome.obstacles.contains_key(&self.sources[**at].claim);
-            let stuck: BTreeSet<usize> = set.iter().filter(is_stuck).copied().collect();
+            let obstacle = |at: &usize| Some((*at, outcome.obstacles.get(&self.sources[*at].claim)?));
+            let stuck: BTreeMap<usize, &Obstacle> = set.iter().filter_map(obstacle).collect();
             if !stuck.is_empty() {
-                return Judgment::Stuck(stuck);
+                trials.stuck(set, &stuck);
+                return Judgment::Stuck(stuck.into_keys().collect());
             }
             let found = self.worth(set, &outcome);
-            best = best.max(found);
-            Judgment::Worth(found.0)
+            trials.judged(set, found);
+            Judgment::Worth(found.worth)
         });
         memory.cursor = choice.cursor;
         let last = self.nothing_chosen(memory, now);
@@ -250,33 +273,58 @@ impl Consolidation {
             decisions: last.map_or(0, |last| last.decisions) + 1,
         };
         memory.nothing_chosen = choice.chosen.is_empty().then_some(nothing);
-        for claim in self.claims(&choice.stuck) {
-            memory.backoff.blocked(&claim, now);
+        for (at, source) in self.sources.iter().enumerate() {
+            if let Some(obstacle) = trials.alone.remove(&at) {
+                memory.backoff.blocked(&source.claim, obstacle.clone(), now);
+                memory.found.insert(source.claim.clone(), Blocker::Obstacle(obstacle));
+            } else if source.gain <= 0 {
+                let needed = MicroUsd(source.price.0 - source.gain);
+                memory.found.insert(source.claim.clone(), Blocker::SavesTooLittle { saving: source.price, needed });
+            } else if let Some(Worth { worth, saving, needed }) = trials.added.get(&at).copied() {
+                if worth > 0 {
+                    // The chosen set is better.
+                    memory.found.remove(&source.claim);
+                } else {
+                    memory.found.insert(source.claim.clone(), Blocker::SavesTooLittle { saving, needed });
+                }
+            }
         }
         let chosen = || choice.chosen.iter().map(|at| &self.sources[*at]);
         Decision {
             claims: self.claims(&choice.chosen).into_iter().collect(),
-            saving: best.1,
+            saving: trials.best.saving,
             pods: chosen().map(|source| source.pods).sum(),
             units: EvictionUnits(chosen().map(|source| source.units.0).sum()),
             plans: choice.plans,
         }
     }
 
+    /// The verdict about every node, given the claims that are removed. Candidates that this decision did not try keep the last verdict.
+    pub fn verdicts(&self, memory: &Memory, removed: &[String]) -> Vec<Verdict> {
+        let removed: BTreeSet<&String> = removed.iter().collect();
+        let of_source = |source: &Source| {
+            let found = || memory.found.get(&source.claim).cloned().unwrap_or(Blocker::Undecided);
+            let blockers = if removed.contains(&source.claim) { Vec::new() } else { vec![found()] };
+            let (claim, saving) = (source.claim.clone(), MicroUsd(source.surplus));
+            Verdict { claim, price: source.price, saving, blockers }
+        };
+        self.stays.iter().cloned().chain(self.sources.iter().map(of_source)).collect()
+    }
+
     fn claims(&self, set: &BTreeSet<usize>) -> BTreeSet<String> {
         set.iter().map(|at| self.sources[*at].claim.clone()).collect()
     }
 
-    /// What a removal is worth, micro-USD per hour, and what it saves.
-    fn worth(&self, set: &BTreeSet<usize>, outcome: &Outcome) -> (i64, MicroUsd) {
+    fn worth(&self, set: &BTreeSet<usize>, outcome: &Outcome) -> Worth {
         let sum = |of: &dyn Fn(&Source) -> i64| set.iter().map(|at| of(&self.sources[*at])).sum::<i64>();
         let purchases: i64 = outcome.purchases.values().map(|price| price.0).sum();
         let cost_of = |(pool, price): (&Arc<str>, &MicroUsd)| self.terms_of(pool).purchase_cost(*price).0;
         let cost: i64 = outcome.purchases.iter().map(cost_of).sum();
         let saving = sum(&|source| source.price.0) - purchases;
         let worth = sum(&|source| source.gain) - cost;
-        let needed = sum(&|source| self.terms_of(&source.pool).needed_saving(source.price, purchases > 0).0);
-        (if saving < needed { worth.min(0) } else { worth }, MicroUsd(saving))
+        let least = sum(&|source| self.terms_of(&source.pool).needed_saving(source.price, purchases > 0).0);
+        let needed = MicroUsd(least.max(saving - worth));
+        Worth { worth: if saving < least { worth.min(0) } else { worth }, saving: MicroUsd(saving), needed }
     }
 
     fn terms_of(&self, pool: &str) -> PoolTerms {
@@ -284,10 +332,89 @@ impl Consolidation {
     }
 }
 
-/// When a candidate may be removed. `held` says whether a pod is expected on it.
-fn eligible_at(candidate: &Candidate, after: Option<Duration>, policy: &str, held: bool) -> Option<UnixMillis> {
-    let may_leave = policy != "WhenEmpty" && candidate.pods > 0 && !candidate.protected && !held;
-    after.filter(|_| may_leave).map(|after| candidate.quiet_since + after)
+/// The worth of the removal of a set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Worth {
+    /// Micro-USD per hour.
+    worth: i64,
+    /// Per hour: the price of the removed nodes less that of the new ones.
+    saving: MicroUsd,
+    /// The saving that pays for the evictions and new nodes.
+    needed: MicroUsd,
+}
+
+impl Worth {
+    fn less(self, other: Self) -> Self {
+        Self {
+            worth: self.worth - other.worth,
+            saving: MicroUsd(self.saving.0 - other.saving.0),
+            needed: MicroUsd(self.needed.0 - other.needed.0),
+        }
+    }
+}
+
+/// What a search found about single sources.
+#[derive(Debug, Default)]
+struct Trials {
+    set: BTreeSet<usize>,
+    /// Worth of the best set so far.
+    best: Worth,
+    /// What each source adds to the best set at the time when it was tried.
+    added: BTreeMap<usize, Worth>,
+    /// Why sources cannot be removed even alone.
+    alone: BTreeMap<usize, Obstacle>,
+}
+
+impl Trials {
+    fn stuck(&mut self, set: &BTreeSet<usize>, stuck: &BTreeMap<usize, &Obstacle>) {
+        if set.len() == 1 {
+            self.alone.extend(stuck.iter().map(|(at, obstacle)| (*at, (*obstacle).clone())));
+        }
+    }
+
+    fn judged(&mut self, set: &BTreeSet<usize>, found: Worth) {
+        let base = if self.set.is_subset(set) { (self.set.len(), self.best) } else { (0, Worth::default()) };
+        if set.len() == base.0 + 1
+            && let Some(at) = set.iter().find(|at| base.0 == 0 || !self.set.contains(at))
+        {
+            self.added.insert(*at, found.less(base.1));
+        }
+        if found.worth > self.best.worth {
+            (self.set, self.best) = (set.clone(), found);
+        }
+    }
+}
+
+/// What blocks the removal of a candidate until a user or the cluster changes it.
+fn lasting_blockers(
+    state: &ClusterState,
+    holds: &Holds,
+    candidate: &Candidate,
+    allowance: Option<&PoolAllowance>,
+) -> Vec<Blocker> {
+    let policy = state.pools.get(&candidate.pool).map(|pool| &*pool.spec.disruption.consolidation_policy);
+    let held = holds.by_claim.get(&candidate.claim).map_or(0, Vec::len);
+    let is_never = allowance.is_some_and(|allowance| allowance.consolidate_after.is_none());
+    let found = [
+        (policy.is_none(), Blocker::NoNodePool),
+        (is_never, Blocker::Never),
+        (policy == Some("WhenEmpty") && candidate.pods > 0, Blocker::WhenEmpty),
+    ];
+    let found = found.into_iter().filter(|(applies, _)| *applies).map(|(_, blocker)| blocker);
+    let nominated = (held > 0).then_some(Blocker::Nominated(held));
+    let no_price = (candidate.price.0 <= 0).then_some(Blocker::NoPrice);
+    found.chain(candidate.protection.clone()).chain(nominated).chain(no_price).collect()
+}
+
+/// What blocks the removal of a candidate now, where nothing else does.
+fn present_blocker(
+    state: &ClusterState,
+    candidate: &Candidate,
+    allowance: Option<&PoolAllowance>,
+    now: UnixMillis,
+) -> Option<Blocker> {
+    let at = candidate.quiet_since + allowance.and_then(|allowance| allowance.consolidate_after)?;
+    if at > now { Some(Blocker::NotQuiet(at)) } else { budget_block(state, &candidate.node) }
 }
 
 /// A candidate with the market value of its pods and what their eviction costs. Its gain is not known yet.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::api::{NodeClaim, conditions};
-use crate::decisions::disruption::blocks::budget_block;
+use crate::decisions::disruption::blockers::budget_block;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::time::UnixMillis;

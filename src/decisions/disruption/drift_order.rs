@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::api::conditions;
-use crate::decisions::disruption::blocks::drift_block;
+use crate::decisions::disruption::blockers::{Blocker, drift_block};
 use crate::decisions::disruption::candidates::pods_to_reschedule;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
@@ -19,8 +19,8 @@ pub struct DriftedNode {
     pub since: UnixMillis,
     /// Pods on it that need another node.
     pub pods: usize,
-    /// Why it may not be disrupted now, for an event.
-    pub blocked_by: Option<String>,
+    /// Why it may not be disrupted now.
+    pub blocked_by: Option<Blocker>,
 }
 
 /// Drifted nodes that are initialized, not leaving, and not held: a held node is still being filled.

@@ -48,7 +48,7 @@ impl DriftReplacement {
     ) -> DriftPass {
         self.backoff_until.retain(|_, until| *until > now);
         let backed_off: BTreeSet<String> = self.backoff_until.keys().cloned().collect();
-        let blocked = nodes.iter().filter_map(|node| Some((node.claim.clone(), node.blocked_by.clone()?)));
+        let blocked = nodes.iter().filter_map(|node| Some((node.claim.clone(), node.blocked_by.as_ref()?.to_string())));
         DriftPass {
             blocked: blocked.collect(),
             order: order(nodes, &backed_off).into_iter().cloned().collect(),
@@ -119,22 +119,27 @@ impl DriftPass {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decisions::disruption::blockers::Blocker;
 
-    fn node(claim: &str, pods: usize, blocked_by: Option<&str>) -> DriftedNode {
-        let (pool, blocked_by) = ("p".into(), blocked_by.map(str::to_owned));
-        DriftedNode { claim: claim.into(), pool, since: UnixMillis(0), pods, blocked_by }
+    fn node(claim: &str, pods: usize, blocked_by: Option<Blocker>) -> DriftedNode {
+        DriftedNode { claim: claim.into(), pool: "p".into(), since: UnixMillis(0), pods, blocked_by }
     }
 
     fn allowances(nodes: i64) -> BTreeMap<String, PoolAllowance> {
-        BTreeMap::from([("p".to_owned(), PoolAllowance { consolidate_after: None, nodes })])
+        BTreeMap::from([("p".to_owned(), PoolAllowance { consolidate_after: None, nodes, is_blocked: false })])
     }
 
     #[test]
     fn drifted_nodes_are_removed_cumulatively_within_the_budget() {
         let mut replacement = DriftReplacement::default();
-        let nodes = [node("a", 1, None), node("b", 1, None), node("empty", 0, None), node("protected", 1, Some("why"))];
+        let nodes = [
+            node("a", 1, None),
+            node("b", 1, None),
+            node("empty", 0, None),
+            node("protected", 1, Some(Blocker::NodeProtected)),
+        ];
         let mut pass = replacement.pass(&nodes, allowances(2), UnixMillis(0));
-        assert_eq!(pass.blocked, [("protected".to_owned(), "why".to_owned())]);
+        assert_eq!(pass.blocked, [("protected".to_owned(), Blocker::NodeProtected.to_string())]);
         let [empty, a, b] = [&nodes[2], &nodes[0], &nodes[1]];
         assert_eq!(pass.order.iter().collect::<Vec<_>>(), [empty, a, b]);
         assert_eq!(pass.attempt(empty), DriftAttempt::Accept);

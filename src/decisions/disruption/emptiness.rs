@@ -10,40 +10,26 @@ use crate::model::time::UnixMillis;
 /// written are bound by then.
 const SETTLING_PERIOD: Duration = Duration::from_secs(2);
 
-/// The outcome of a pass over the empty nodes.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct EmptyNodes {
-    /// Claims to mark as empty.
-    pub chosen: Vec<String>,
-    /// Claims that may not be disrupted now, and why.
-    pub blocked: Vec<(String, String)>,
-}
-
-/// Claims to mark as empty, in descending order of price, within each pool's allowance. `block` says what blocks the disruption
-/// of a claim; it is asked only where nothing else does.
+/// Claims to mark as empty, in descending order of price, within each pool's allowance. `is_blocked` says whether a pod of a node cannot be
+/// evicted now; it is asked only where nothing else keeps the node.
 pub fn choose(
     candidates: &[Candidate],
     allowances: &BTreeMap<String, PoolAllowance>,
-    block: impl Fn(&str) -> Option<String>,
+    is_blocked: impl Fn(&str) -> bool,
     now: UnixMillis,
-) -> EmptyNodes {
+) -> Vec<String> {
     let mut left: BTreeMap<&str, i64> = BTreeMap::new();
     let mut order: Vec<&Candidate> =
-        candidates.iter().filter(|candidate| candidate.pods == 0 && !candidate.protected).collect();
+        candidates.iter().filter(|candidate| candidate.pods == 0 && candidate.protection.is_none()).collect();
     order.sort_by(|a, b| b.price.cmp(&a.price).then_with(|| a.claim.cmp(&b.claim)));
-    let mut out = EmptyNodes::default();
+    let mut out = Vec::new();
     for candidate in order {
         let Some(allowance) = allowances.get(&candidate.pool) else { continue };
         let due = allowance.consolidate_after.is_some_and(|after| candidate.quiet_since.is_older_than(after, now));
         let left = left.entry(&candidate.pool).or_insert(allowance.nodes);
-        if !due || *left <= 0 {
-            continue;
-        }
-        if let Some(why) = block(&candidate.claim) {
-            out.blocked.push((candidate.claim.clone(), why));
-        } else {
+        if due && *left > 0 && !is_blocked(&candidate.node) {
             *left -= 1;
-            out.chosen.push(candidate.claim.clone());
+            out.push(candidate.claim.clone());
         }
     }
     out
@@ -78,6 +64,7 @@ pub fn next_step(pods: usize, tainted: bool, since: UnixMillis, now: UnixMillis)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decisions::disruption::blockers::Blocker;
     use crate::model::units::MicroUsd;
 
     fn candidate(claim: &str, pods: usize, quiet_since: i64, price: i64) -> Candidate {
@@ -87,14 +74,14 @@ mod tests {
             pool: "p".into(),
             pods,
             quiet_since: UnixMillis(quiet_since),
-            protected: false,
+            protection: None,
             price: MicroUsd(price),
         }
     }
 
     fn allowances(after: Option<u64>, nodes: i64) -> BTreeMap<String, PoolAllowance> {
         let consolidate_after = after.map(Duration::from_millis);
-        BTreeMap::from([("p".to_owned(), PoolAllowance { consolidate_after, nodes })])
+        BTreeMap::from([("p".to_owned(), PoolAllowance { consolidate_after, nodes, is_blocked: false })])
     }
 
     #[test]
@@ -102,7 +89,7 @@ mod tests {
         // Held pods count as pods on the node.
         let chosen = |pods| {
             let candidates = [candidate("c", pods, 0, 1)];
-            choose(&candidates, &allowances(Some(0), 10), |_| None, UnixMillis(1_000_000)).chosen
+            choose(&candidates, &allowances(Some(0), 10), |_| false, UnixMillis(1_000_000))
         };
         assert!(chosen(1).is_empty());
         assert_eq!(chosen(0), ["c"]);
@@ -115,9 +102,9 @@ mod tests {
             candidate("expensive", 0, 0, 9),
             candidate("occupied", 1, 0, 99),
             candidate("recent", 0, 500, 5),
-            Candidate { protected: true, ..candidate("protected", 0, 0, 50) },
+            Candidate { protection: Some(Blocker::NodeProtected), ..candidate("protected", 0, 0, 50) },
         ];
-        let chosen = |after, nodes, now| choose(&all, &allowances(after, nodes), |_| None, UnixMillis(now)).chosen;
+        let chosen = |after, nodes, now| choose(&all, &allowances(after, nodes), |_| false, UnixMillis(now));
         assert_eq!(chosen(Some(600), 10, 700), ["expensive", "cheap"]);
         assert_eq!(chosen(Some(600), 1, 700), ["expensive"]);
         assert!(chosen(Some(600), 0, 700).is_empty());
@@ -126,11 +113,10 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_node_is_reported_and_leaves_the_budget_to_others() {
+    fn a_blocked_node_leaves_the_budget_to_others() {
         let all = [candidate("cheap", 0, 0, 1), candidate("expensive", 0, 0, 9), candidate("recent", 0, 500, 50)];
-        let block = |claim: &str| (claim != "cheap").then(|| "why".to_owned());
-        let found = choose(&all, &allowances(Some(600), 1), block, UnixMillis(700));
-        assert_eq!((found.chosen, found.blocked), (vec!["cheap".into()], vec![("expensive".into(), "why".into())]));
+        let is_blocked = |node: &str| node != "cheap";
+        assert_eq!(choose(&all, &allowances(Some(600), 1), is_blocked, UnixMillis(700)), ["cheap"]);
     }
 
     #[test]

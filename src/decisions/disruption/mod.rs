@@ -1,6 +1,6 @@
 //! Voluntary disruption: which nodes to remove, when, and when a marked node may be deleted.
 
-pub mod blocks;
+pub mod blockers;
 pub mod budget;
 pub mod candidates;
 pub mod consolidation;
@@ -15,3 +15,4 @@ pub mod mark;
 pub mod marked;
 pub mod reason;
 pub mod simulate;
+pub mod verdicts;

@@ -1,6 +1,7 @@
 //! Simulated removal of nodes: the plan for the cluster without them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 
 use kube::ResourceExt;
@@ -23,19 +24,21 @@ use crate::state::snapshot::{Snapshot, SnapshotRequest, take};
 use crate::state::snapshot_cache::{NodeRef, SnapshotCache};
 use crate::state::tables::ClusterState;
 
-/// Why the removal of a node is not complete, or not wanted to save costs. The first of several counts.
+/// Why the removal of a node is not complete, or not wanted to save costs. The first of several counts. Pods are named `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Obstacle {
     /// Plans fail over the node.
     LeftOutOfPlans,
-    /// A pod fits on no node and no new node.
-    NoPlace,
-    /// A pod goes to a node where no hold can be written: one that is not ours, or not initialized.
-    NoHold,
+    /// This pod fits on no node and no new node.
+    NoPlace { pod: Arc<str>, reason: String },
+    /// This pod, which waits, has no place without the node.
+    NeededByWaitingPod(Arc<str>),
+    /// This pod goes to a node where no hold can be written: one that is not ours, or not initialized.
+    NoHold(Arc<str>),
     /// A pod needs a new node of a NodePool whose newest node does not start up: that of this NodeClaim.
     LateNode(String),
-    /// The spec of a pod is invalid, so that where it fits is not known.
-    InvalidPod,
+    /// The spec of this pod is invalid, so that where it fits is not known.
+    InvalidPod(Arc<str>),
     /// A new node would be without the pods of a DaemonSet that is left out of plans.
     DaemonLeftOut,
     /// A pod of a spot node goes to a new spot node, which may be interrupted sooner than the one that runs.
@@ -45,7 +48,64 @@ pub enum Obstacle {
 impl Obstacle {
     /// Whether a drifted node stays, too: the price of its replacement does not matter.
     fn concerns_drift(&self) -> bool {
-        matches!(self, Self::LeftOutOfPlans | Self::NoPlace | Self::NoHold | Self::LateNode(_))
+        matches!(
+            self,
+            Self::LeftOutOfPlans
+                | Self::NoPlace { .. }
+                | Self::NeededByWaitingPod(_)
+                | Self::NoHold(_)
+                | Self::LateNode(_)
+        )
+    }
+
+    /// The value of the label `blocker` of metrics.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::LeftOutOfPlans => "left_out_of_plans",
+            Self::NoPlace { .. } => "no_place",
+            Self::NeededByWaitingPod(_) => "needed_by_waiting_pod",
+            Self::NoHold(_) => "no_hold",
+            Self::LateNode(_) => "late_node",
+            Self::InvalidPod(_) => "invalid_pod",
+            Self::DaemonLeftOut => "daemon_left_out",
+            Self::SpotToSpot => "spot_to_spot",
+        }
+    }
+
+    /// The pod that it names.
+    pub fn pod(&self) -> Option<&str> {
+        match self {
+            Self::NoPlace { pod, .. } | Self::NeededByWaitingPod(pod) | Self::NoHold(pod) | Self::InvalidPod(pod) => {
+                Some(pod)
+            }
+            Self::LeftOutOfPlans | Self::LateNode(_) | Self::DaemonLeftOut | Self::SpotToSpot => None,
+        }
+    }
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LeftOutOfPlans => f.write_str("the planner failed over the node, which is left out of plans"),
+            Self::NoPlace { pod, reason } => {
+                write!(f, "not all pods would schedule: {pod} fits on no other node, and on no new node: {reason}")
+            }
+            Self::NeededByWaitingPod(pod) => write!(f, "pod {pod}, which waits, has no place without the node"),
+            Self::NoHold(pod) => write!(
+                f,
+                "not all pods would schedule: {pod} fits only on a node that Stowage does not manage, or that is not initialized"
+            ),
+            Self::LateNode(claim) => write!(
+                f,
+                "its pods need a new node, and the newest of its NodePool, that of NodeClaim {claim}, is not initialized: \
+                 see its events; disruption goes on when it is, or when the NodePool changes"
+            ),
+            Self::InvalidPod(pod) => write!(f, "the spec of pod {pod} is invalid, so that where it fits is not known"),
+            Self::DaemonLeftOut => f.write_str(
+                "its pods need a new node, which would have no room for the pods of a DaemonSet that is left out of plans",
+            ),
+            Self::SpotToSpot => f.write_str("its pods need a new node, and can't replace a spot node with a spot node"),
+        }
     }
 }
 
@@ -64,12 +124,10 @@ impl Outcome {
         !self.obstacles.values().any(Obstacle::concerns_drift)
     }
 
-    /// The NodeClaim whose node does not start up, for which the removal is not complete.
-    pub fn late_node(&self) -> Option<&str> {
-        self.obstacles.values().find_map(|obstacle| match obstacle {
-            Obstacle::LateNode(claim) => Some(claim.as_str()),
-            _ => None,
-        })
+    /// Why a drifted node is not replaced: its own obstacle before those of the nodes that are removed with it.
+    pub fn obstacle_to_drift(&self, claim: &str) -> Option<&Obstacle> {
+        let mut all = self.obstacles.get(claim).into_iter().chain(self.obstacles.values());
+        all.find(|obstacle| obstacle.concerns_drift())
     }
 
     /// Adds an obstacle of a claim; the first of several counts.
@@ -135,7 +193,9 @@ impl Simulator {
                 match &pod.entry {
                     Ok(entry) if !moved.contains(&*entry.key) => removable.pods.push(entry.clone()),
                     Ok(_) => {}
-                    Err(_) => removable.known = removable.known.or(Some(Obstacle::InvalidPod)),
+                    Err(_) => {
+                        removable.known = removable.known.or_else(|| Some(Obstacle::InvalidPod(pod.key().into())));
+                    }
                 }
             }
             Some((name.to_owned(), removable))
@@ -224,14 +284,25 @@ impl Simulator {
             // Holds are written on NodeClaims.
             let may_hold = node_refs[placement.node].claim.is_some() && problem.nodes[placement.node].initialized;
             if !may_hold {
-                placement.pods.iter().filter_map(claim_of).for_each(|claim| out.find(claim, Obstacle::NoHold));
+                for pod in &placement.pods {
+                    if let Some(claim) = claim_of(pod) {
+                        out.find(claim, Obstacle::NoHold(Arc::clone(&problem.pods[*pod].key)));
+                    }
+                }
             }
         }
-        for left_out in &plan.unschedulable {
+        let mut waits = None;
+        for left_out in plan.unschedulable {
+            let pod = &problem.pods[left_out.pod].key;
             match claim_of(&left_out.pod) {
-                Some(claim) => out.find(claim, Obstacle::NoPlace),
-                // A pod that waits has a place only while all of them stay.
-                None => without.iter().for_each(|claim| out.find(claim, Obstacle::NoPlace)),
+                Some(claim) => out.find(claim, Obstacle::NoPlace { pod: Arc::clone(pod), reason: left_out.reason }),
+                None => waits = waits.or_else(|| Some(Arc::clone(pod))),
+            }
+        }
+        // A pod that waits has a place only while all of them stay.
+        if let Some(pod) = waits {
+            for claim in without {
+                out.find(claim, Obstacle::NeededByWaitingPod(Arc::clone(&pod)));
             }
         }
         out

@@ -115,7 +115,12 @@ fn the_leader_shows_what_its_loops_decided() {
         left_out: 1,
         reasons: vec![("n/left-out".into(), "pool: limit reached".into())],
     };
-    let consolidation = LastConsolidation { waits: true, saving: MicroUsd(250_000), ..LastConsolidation::at(at(95)) };
+    let consolidation = LastConsolidation {
+        waits: true,
+        saving: MicroUsd(250_000),
+        verdicts: [("nominated", 2)].into(),
+        ..LastConsolidation::at(at(95))
+    };
     let data = |kind: &str, source, read_at, error: Option<&str>| offering_state::OfferingData {
         kind: kind.into(),
         source,
@@ -155,7 +160,7 @@ fn the_leader_shows_what_its_loops_decided() {
         document["leader"],
         json!({
             "last_plan": {"at": "1970-01-01T00:01:30Z", "milliseconds": 12, "pods": 4, "new_nodes": 1, "on_existing": 2, "left_out": 1},
-            "last_consolidation": {"at": "1970-01-01T00:01:35Z", "waits": true, "candidates": 0, "blocked": 0, "chosen": 0,
+            "last_consolidation": {"at": "1970-01-01T00:01:35Z", "waits": true, "candidates": 0, "verdicts": {"nominated": 2}, "chosen": 0,
                 "pods": 0, "plans": 0, "milliseconds": 0,
                 "usd_per_hour_saved": 0.25},
             "quarantined_pod_classes": {"items": [{"namespace": "n", "cause": "planner_panic", "until": "1970-01-01T00:02:10Z"}], "truncated": 4},

@@ -7,6 +7,7 @@ use crate::clock;
 use crate::controllers::disruption::consolidation;
 use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::consolidation::Memory;
+use crate::decisions::disruption::verdicts::Reports;
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::model::time::UnixMillis;
 use crate::state::instance_types::InstanceTypes;
@@ -36,7 +37,15 @@ async fn the_leader_adds_its_caps_its_quarantine_and_its_last_decisions() {
     ctx.cluster
         .update(|state| state.apply_pod(&objects::pod("b", &json!({"status": {"conditions": [condition]}})), now));
     let (memory, queue) = (&mut Memory::default(), EventQueue::start(&ctx));
-    let chosen = consolidation::choose(memory, &ctx, &Arc::default(), &InstanceTypes::default(), &queue).await;
+    let chosen = consolidation::choose(
+        memory,
+        &mut Reports::default(),
+        &ctx,
+        &Arc::default(),
+        &InstanceTypes::default(),
+        &queue,
+    )
+    .await;
     assert!(chosen.is_empty());
     ctx.derived.holds(&ctx.cluster.read(), now);
     let shown = document(&sources, now);

@@ -4,7 +4,7 @@ use super::*;
 use crate::model::labels;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::World;
-use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::objects::{catalog, claim, conditions_true, launched, node, node_class, node_pool, pod};
 
 /// NodePools that consolidate at once, within this budget.
@@ -34,9 +34,11 @@ fn add(world: &World, name: &str, pool: &str, condition: Option<&str>, cpu: &str
     status["capacity"] = size.clone();
     world.api.put(&claim(name, &json!({"metadata": meta, "status": status})));
     let ready = json!({"capacity": size, "allocatable": size, "conditions": [{"type": "Ready", "status": "True"}]});
+    let mut meta_of_node = meta;
+    meta_of_node["uid"] = json!(format!("node-{name}"));
     world.api.put(&node(
         name,
-        &json!({"metadata": meta, "spec": {"providerID": format!("aws:///z/{name}")}, "status": ready}),
+        &json!({"metadata": meta_of_node, "spec": {"providerID": format!("aws:///z/{name}")}, "status": ready}),
     ));
     let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
     let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
@@ -115,5 +117,72 @@ async fn the_next_pass_is_due_when_a_node_may_be_removed() {
     ] {
         replacement.consolidation.next_eligible = next;
         assert_eq!(replacement.wait(now), expected, "{next:?}");
+    }
+}
+
+/// Events of these passes, once at least `count` were written.
+async fn events(world: &World, count: usize) -> String {
+    for _ in 0..10_000 {
+        if world.api.events().len() >= count {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    world.api.events().join("\n")
+}
+
+#[tokio::test]
+async fn the_reason_why_a_node_stays_is_reported_once_on_node_and_claim() {
+    let world = world(&["p"], "100%");
+    add(&world, "full", "p", None, "1900m");
+    let ctx = world.context();
+    let mut replacement = Replacement::new(&ctx);
+    for _ in 0..3 {
+        assert_eq!(replacement.pass(&ctx).await, 0);
+    }
+    let events = events(&world, 2).await;
+    for about in ["NodeClaim/full", "Node/full"] {
+        let of_it: Vec<&str> = events.lines().filter(|line| line.contains(about)).collect();
+        assert_eq!(of_it.len(), 1, "{events}");
+        assert!(
+            of_it[0].contains("Unconsolidatable") && of_it[0].contains("can't replace with a cheaper node"),
+            "{events}"
+        );
+    }
+    let stays = lock(&ctx.last_consolidation).clone().unwrap().verdicts;
+    assert_eq!(stays, [("saves_too_little", 1)].into());
+    assert_eq!(ctx.metrics.consolidation_nodes.with_label_values(&["saves_too_little"]).get(), 1);
+    // The pod ends, and the loop of empty nodes removes the node.
+    ctx.cluster.update(|state| state.delete_pod("n/on-full", clock::now()));
+    replacement.pass(&ctx).await;
+    assert_eq!(ctx.metrics.consolidation_nodes.with_label_values(&["saves_too_little"]).get(), 0);
+}
+
+#[tokio::test]
+async fn a_budget_that_allows_no_disruption_is_reported_on_the_node_pool() {
+    let world = world(&["p"], "0");
+    add(&world, "light", "p", None, "100m");
+    let ctx = world.context();
+    let mut replacement = Replacement::new(&ctx);
+    replacement.pass(&ctx).await;
+    let events = events(&world, 3).await;
+    for reason in ["Empty", "Drifted", "Underutilized"] {
+        let note = format!("no allowed disruptions for reason {reason}: a budget allows none");
+        assert!(events.lines().any(|line| line.contains("NodePool/p") && line.contains(&note)), "{events}");
+    }
+}
+
+#[tokio::test]
+async fn f23_events_that_are_not_stored_delay_no_decision() {
+    let world = world(&["p"], "100%");
+    world.api.inject(Fault::NoAnswer, usize::MAX, |request| request.key.resource == "events");
+    for n in 0..200 {
+        let name = format!("full{n:03}");
+        add(&world, &name, "p", None, "1900m");
+    }
+    let ctx = world.context();
+    let mut replacement = Replacement::new(&ctx);
+    for _ in 0..2 {
+        assert_eq!(replacement.pass(&ctx).await, 0);
     }
 }

@@ -40,7 +40,7 @@ async fn a_marked_node_that_could_not_be_tainted_is_tainted_by_the_next_pass() {
         let (ctx, now) = (world.context(), clock::now());
         let tainted = || is_tainted(&ctx.cluster.read().nodes["x"]);
         assert!(DisruptionMark::of(&ctx.cluster.read().claims["c"]).is_some() && !tainted());
-        Disruption::new(&ctx).pass(&ctx, now).await;
+        Disruption::default().pass(&ctx, now).await;
         assert!(tainted(), "{}", reason.as_str());
         assert_eq!(world.api.lines(), ["PATCH nodes/x"], "{}", reason.as_str());
     }
@@ -53,7 +53,7 @@ async fn an_abandoned_node_is_not_tainted_again() {
     let world = World { watched: true, ..world(&marked, Some(labels::DISRUPTED_TAINT)) };
     world.api.inject_on("PATCH nodeclaims/c", Fault::Refused(Refusal::invalid("no")));
     let (ctx, now) = (world.context(), clock::now());
-    let mut disruption = Disruption::new(&ctx);
+    let mut disruption = Disruption::default();
     for seconds in [0, 301, 302] {
         disruption.pass(&ctx, now + Duration::from_secs(seconds)).await;
     }
@@ -148,7 +148,7 @@ fn mark_of(world: &World) -> serde_json::Value {
 async fn an_empty_node_is_marked_then_deleted_two_seconds_after_the_mark_was_observed() {
     let world = with_pool(&["Launched", "Registered", "Initialized"], "0s");
     let (ctx, now) = (world.context(), clock::now());
-    let mut disruption = Disruption::new(&ctx);
+    let mut disruption = Disruption::default();
     let deleted = |world: &World| !world.api.stored("nodeclaims/c").unwrap()["metadata"]["deletionTimestamp"].is_null();
     disruption.pass(&ctx, now).await;
     assert_eq!(mark_of(&world), "Empty/");
@@ -159,25 +159,11 @@ async fn an_empty_node_is_marked_then_deleted_two_seconds_after_the_mark_was_obs
 }
 
 #[tokio::test]
-async fn f23_events_that_are_not_stored_delay_no_empty_node() {
-    let world = world(&json!({(labels::DISRUPTING): "Empty/"}), Some(labels::DISRUPTED_TAINT));
-    world.api.inject(Fault::NoAnswer, usize::MAX, |request| request.key.resource == "events");
-    let (ctx, now) = (world.context(), clock::now());
-    let blocked: Vec<_> = (0..200).map(|_| ("other".to_owned(), "why".to_owned())).collect();
-    let mut disruption = Disruption::new(&ctx);
-    for seconds in [0, 2] {
-        report_blocked(&ctx, &disruption.queue, "drifted", &blocked);
-        disruption.pass(&ctx, now + Duration::from_secs(seconds)).await;
-    }
-    assert_eq!(world.api.lines(), ["DELETE nodeclaims/c"]);
-}
-
-#[tokio::test]
 async fn a_node_whose_replacement_is_late_is_abandoned() {
     let marked = json!({(labels::DISRUPTING): "Drifted/"});
     let world = World { watched: true, ..world(&marked, Some(labels::DISRUPTED_TAINT)) };
     let (ctx, now) = (world.context(), clock::now());
-    let mut disruption = Disruption::new(&ctx);
+    let mut disruption = Disruption::default();
     for (seconds, abandoned) in [(0, false), (599, false), (600, true)] {
         disruption.pass(&ctx, now + Duration::from_secs(seconds)).await;
         assert_eq!(mark_of(&world).is_null(), abandoned, "after {seconds} s");
@@ -191,7 +177,7 @@ async fn f11_an_empty_node_is_not_deleted_while_a_watch_is_stale() {
     let ctx = world.context();
     let deletions = || world.api.lines().iter().filter(|line| *line == "DELETE nodeclaims/c").count();
     let run = async |now: UnixMillis| {
-        let mut disruption = Disruption::new(&ctx);
+        let mut disruption = Disruption::default();
         for seconds in [0, 10] {
             disruption.pass(&ctx, now + Duration::from_secs(seconds)).await;
         }
@@ -217,7 +203,7 @@ async fn nothing_is_disrupted_while_disruption_is_paused() {
         let world = world(&json!({(labels::DISRUPTING): "Empty/"}), None);
         let ctx = world.context();
         ctx.cluster.update(|state| state.pause = Some(Pause::parse(Some(paused))));
-        let mut disruption = Disruption::new(&ctx);
+        let mut disruption = Disruption::default();
         disruption.pass(&ctx, clock::now()).await;
         assert_eq!(!world.api.lines().is_empty(), disrupted, "{paused}");
     }

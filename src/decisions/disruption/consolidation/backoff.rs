@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::decisions::disruption::blockers::Blocker;
+use crate::decisions::disruption::simulate::Obstacle;
 use crate::model::time::UnixMillis;
 
 /// First and longest backoff of a node whose pods have no other place; it doubles.
@@ -18,30 +20,31 @@ pub struct Backoff(BTreeMap<String, Entry>);
 struct Entry {
     since: UnixMillis,
     wait: Duration,
+    why: Blocker,
     /// Whether the node is tried earlier, after the first backoff, when a pod was bound or ended somewhere: there may be room now.
     needs_room: bool,
 }
 
 impl Backoff {
     /// Records that the pods of a node have no other place.
-    pub fn blocked(&mut self, claim: &str, now: UnixMillis) {
+    pub fn blocked(&mut self, claim: &str, why: Obstacle, now: UnixMillis) {
         let last = self.0.get(claim).filter(|entry| entry.needs_room).map_or(Duration::ZERO, |entry| entry.wait);
         let wait = (last * 2).clamp(BLOCKED.0, BLOCKED.1);
-        self.0.insert(claim.to_owned(), Entry { since: now, wait, needs_room: true });
+        self.0.insert(claim.to_owned(), Entry { since: now, wait, why: Blocker::Obstacle(why), needs_room: true });
     }
 
     /// Records that the replacement of a node was not ready in time.
     pub fn abandoned(&mut self, claim: &str, now: UnixMillis) {
-        self.0.insert(claim.to_owned(), Entry { since: now, wait: ABANDONED, needs_room: false });
+        let why = Blocker::Abandoned;
+        self.0.insert(claim.to_owned(), Entry { since: now, wait: ABANDONED, why, needs_room: false });
     }
 
-    /// Whether a node is left out now, when a pod was last bound or ended at this time.
-    pub fn leaves_out(&self, claim: &str, last_pod_event: UnixMillis, now: UnixMillis) -> bool {
-        self.0.get(claim).is_some_and(|entry| {
-            let may_have_room = entry.needs_room && last_pod_event > entry.since;
-            let wait = if may_have_room { entry.wait.min(BLOCKED.0) } else { entry.wait };
-            !entry.since.is_older_than(wait, now)
-        })
+    /// Why a node is left out now, when a pod was last bound or ended at this time. `None`: it is not.
+    pub fn leaves_out(&self, claim: &str, last_pod_event: UnixMillis, now: UnixMillis) -> Option<&Blocker> {
+        let entry = self.0.get(claim)?;
+        let may_have_room = entry.needs_room && last_pod_event > entry.since;
+        let wait = if may_have_room { entry.wait.min(BLOCKED.0) } else { entry.wait };
+        (!entry.since.is_older_than(wait, now)).then_some(&entry.why)
     }
 
     /// Forgets nodes that did not fail again for the longest backoff.
@@ -54,29 +57,31 @@ impl Backoff {
 mod tests {
     use super::*;
 
+    const WHY: Obstacle = Obstacle::DaemonLeftOut;
+
     #[test]
     fn the_backoff_doubles_up_to_fifteen_minutes_and_is_forgotten_after_as_long_without_a_failure() {
         let (mut backoff, mut now) = (Backoff::default(), UnixMillis(0));
         for minutes in [1, 2, 4, 8, 15, 15] {
-            backoff.blocked("a", now);
+            backoff.blocked("a", WHY, now);
             let end = now + Duration::from_mins(minutes);
-            let leaves_out = |at: UnixMillis| backoff.leaves_out("a", now, at);
+            let leaves_out = |at: UnixMillis| backoff.leaves_out("a", now, at).is_some();
             assert!(leaves_out(UnixMillis(end.0 - 1)) && !leaves_out(end), "{minutes}");
-            assert!(!backoff.leaves_out("b", now, now));
+            assert!(backoff.leaves_out("b", now, now).is_none());
             now = end;
             backoff.forget(now);
         }
         now += BLOCKED.1;
         backoff.forget(now);
-        backoff.blocked("a", now);
-        assert!(!backoff.leaves_out("a", now, now + Duration::from_mins(1)), "it starts over");
+        backoff.blocked("a", WHY, now);
+        assert!(backoff.leaves_out("a", now, now + Duration::from_mins(1)).is_none(), "it starts over");
     }
 
     #[test]
     fn a_pod_event_ends_the_wait_for_room_after_a_minute_but_not_that_after_an_abandoned_replacement() {
         let (mut backoff, minute) = (Backoff::default(), Duration::from_mins(1));
-        backoff.blocked("a", UnixMillis(0));
-        backoff.blocked("a", UnixMillis(0) + minute);
+        backoff.blocked("a", WHY, UnixMillis(0));
+        backoff.blocked("a", WHY, UnixMillis(0) + minute);
         backoff.abandoned("b", UnixMillis(0));
         let (earlier, later) = (UnixMillis(1_000), UnixMillis(61_000));
         for (claim, event, minutes, left_out) in [
@@ -88,14 +93,14 @@ mod tests {
             ("b", later, 10, false),
         ] {
             assert_eq!(
-                backoff.leaves_out(claim, event, UnixMillis(0) + minute * minutes),
+                backoff.leaves_out(claim, event, UnixMillis(0) + minute * minutes).is_some(),
                 left_out,
                 "{claim} {minutes}"
             );
         }
-        backoff.blocked("b", UnixMillis(0) + ABANDONED);
+        backoff.blocked("b", WHY, UnixMillis(0) + ABANDONED);
         assert!(
-            !backoff.leaves_out("b", UnixMillis(0), UnixMillis(0) + ABANDONED + minute),
+            backoff.leaves_out("b", UnixMillis(0), UnixMillis(0) + ABANDONED + minute).is_none(),
             "a failure of another kind starts over"
         );
     }

@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::model::labels;
 use crate::planner::Effort;
+use crate::state::pod_budgets::EvictionBlock;
 use crate::state::pods::PodRecord;
 use crate::test_support::objects;
 use crate::test_support::small_cluster::{NOW, SmallCluster};
@@ -33,38 +34,203 @@ fn no_purchases() -> Value {
     json!({"spec": {"limits": {"cpu": "0"}}})
 }
 
-#[test]
-fn b42_a_nominated_node_is_not_consolidated() {
-    let candidate = |pods, quiet_since, protected| Candidate {
-        claim: "c".into(),
-        node: "x".into(),
-        pool: "p".into(),
-        pods,
-        quiet_since: UnixMillis(quiet_since),
-        protected,
-        price: MicroUsd(1),
-    };
-    let ten = Some(Duration::from_millis(10));
-    let policy = "WhenEmptyOrUnderutilized";
-    for (case, candidate, after, policy, held, want) in [
-        ("its pods may move", candidate(2, 0, false), ten, policy, false, true),
-        ("a pod is held for it", candidate(2, 0, false), ten, policy, true, false),
-        ("it is empty", candidate(0, 0, false), ten, policy, false, false),
-        ("a pod was bound recently", candidate(2, 91, false), ten, policy, false, false),
-        ("it is protected", candidate(2, 0, true), ten, policy, false, false),
-        ("Never", candidate(2, 0, false), None, policy, false, false),
-        ("only when empty", candidate(2, 0, false), ten, "WhenEmpty", false, false),
-    ] {
-        assert_eq!(
-            eligible_at(&candidate, after, policy, held).is_some_and(|at| at <= UnixMillis(100)),
-            want,
-            "{case}"
-        );
-    }
+fn verdicts(cluster: &SmallCluster, memory: &mut Memory, holds: &Holds, most: usize, now: UnixMillis) -> Vec<Verdict> {
+    let types = cluster.types();
+    let request = Request { pools: &cluster.pools, types: &types, most, now };
+    let consolidation = Consolidation::begin(&cluster.state, holds, memory, request);
+    let simulator = cluster.simulator();
+    let decision = consolidation.decide(memory, 0, |without| Some(simulator.simulate(without, Effort::Quick)), now);
+    let mut verdicts = consolidation.verdicts(memory, &decision.claims);
+    verdicts.sort_by(|a, b| a.claim.cmp(&b.claim));
+    verdicts
+}
+
+/// A claim of `cluster` with a changed copy of itself.
+fn patch_claim(cluster: &mut SmallCluster, name: &str, patch: &Value) {
+    let mut claim = serde_json::to_value(&*cluster.state.claims[name]).unwrap();
+    json_patch::merge(&mut claim, patch);
+    cluster.state.apply_claim(serde_json::from_value(claim).unwrap());
+}
+
+/// Two nodes, `a` with a pod and the larger `b`. `a` is removed unless something is changed.
+fn two_nodes(pool: &Value, patch: &Value) -> SmallCluster {
+    let mut cluster = SmallCluster::new(&[("p", pool.clone())]);
+    cluster.add_node("a", "p", "small/on-demand");
+    cluster.add_pod("on-a", Some("a"), "500m", patch);
+    cluster.add_node("b", "p", "large/spot");
+    cluster.add_pod("on-b", Some("b"), "7", &json!({}));
+    cluster
 }
 
 #[test]
-fn b49_nodes_whose_pods_a_budget_blocks_are_reported_and_are_no_candidates() {
+fn each_node_gets_a_verdict() {
+    type Change = fn(&mut SmallCluster);
+    let (none, free): (Change, Value) = (|_| {}, json!({}));
+    let disruption = |disruption: Value| json!({"spec": {"disruption": disruption}});
+    let fixed = json!({"spec": {"nodeSelector": {(labels::HOSTNAME): "a"}}});
+    let protected = json!({"metadata": {"annotations": {(labels::DO_NOT_DISRUPT): "true"}}});
+    for (case, pool, pod, change, expected) in [
+        ("it is removed", &free, &free, none, None),
+        ("Never", &disruption(json!({"consolidateAfter": "Never"})), &free, none, Some(Blocker::Never)),
+        (
+            "only when empty",
+            &disruption(json!({"consolidationPolicy": "WhenEmpty"})),
+            &free,
+            none,
+            Some(Blocker::WhenEmpty),
+        ),
+        (
+            "a budget of 0",
+            &disruption(json!({"budgets": [{"nodes": "0"}]})),
+            &free,
+            none,
+            Some(Blocker::NodePoolBudget),
+        ),
+        ("a static NodePool", &json!({"spec": {"replicas": 2}}), &free, none, Some(Blocker::Static)),
+        ("a protected pod", &free, &protected, none, Some(Blocker::PodProtected("n/on-a".into()))),
+        (
+            "a protected Node",
+            &free,
+            &free,
+            |cluster| {
+                let mut node = (*cluster.state.nodes["a"]).clone();
+                node.metadata.annotations = Some([(labels::DO_NOT_DISRUPT.to_owned(), "true".to_owned())].into());
+                cluster.state.apply_node(node);
+            },
+            Some(Blocker::NodeProtected),
+        ),
+        (
+            "marked",
+            &free,
+            &free,
+            |cluster| {
+                patch_claim(cluster, "a", &json!({"metadata": {"annotations": {(labels::DISRUPTING): "Drifted/"}}}));
+            },
+            Some(Blocker::Leaving),
+        ),
+        (
+            "not initialized",
+            &free,
+            &free,
+            |cluster| patch_claim(cluster, "a", &json!({"status": {"conditions": null}})),
+            Some(Blocker::NotInitialized),
+        ),
+        (
+            "without its NodePool",
+            &free,
+            &free,
+            |cluster| drop(cluster.state.pools.remove("p")),
+            Some(Blocker::NoNodePool),
+        ),
+        (
+            "of an unknown type",
+            &free,
+            &free,
+            |cluster| patch_claim(cluster, "a", &json!({"metadata": {"labels": {(labels::INSTANCE_TYPE): "other"}}})),
+            Some(Blocker::NoPrice),
+        ),
+        (
+            "a pod ended lately",
+            &free,
+            &free,
+            |cluster| {
+                cluster.state.last_pod_event.insert("a".into(), NOW - Duration::from_secs(1));
+            },
+            Some(Blocker::NotQuiet(NOW + Duration::from_secs(29))),
+        ),
+        (
+            "a PodDisruptionBudget",
+            &free,
+            &free,
+            |cluster| cluster.state.pod_budgets.apply(&objects::pod_budget("all", &json!({"spec": {"selector": {}}}))),
+            Some(Blocker::PodBudget("n/on-a".into(), EvictionBlock::Exhausted("n/all".into()))),
+        ),
+        ("a pod that fits nowhere else", &no_purchases(), &fixed, none, None),
+    ] {
+        let cluster = two_nodes(pool, pod);
+        let mut cluster = cluster;
+        change(&mut cluster);
+        let found = verdicts(&cluster, &mut Memory::default(), &Holds::default(), 100, NOW);
+        let names: Vec<&str> = found.iter().map(|verdict| &*verdict.claim).collect();
+        assert_eq!(names, ["a", "b"], "{case}");
+        if case == "a pod that fits nowhere else" {
+            let [Blocker::Obstacle(Obstacle::NoPlace { pod, .. })] = &found[0].blockers[..] else {
+                panic!("{:?}", found[0])
+            };
+            assert_eq!(&**pod, "n/on-a");
+        } else {
+            assert_eq!(found[0].blockers.first(), expected.as_ref(), "{case}: {:?}", found[0]);
+        }
+        if !["of an unknown type", "a PodDisruptionBudget"].contains(&case) {
+            assert_eq!(found[0].price, MicroUsd(100_000), "{case}");
+        }
+    }
+    let cluster = two_nodes(&json!({}), &json!({}));
+    let found = verdicts(&cluster, &mut Memory::default(), &Holds::default(), 0, NOW);
+    assert_eq!(found[0].blockers, [Blocker::RateCap]);
+    assert_eq!(found[0].saving, MicroUsd(90_000), "its pod is worth a sixteenth of a large spot node");
+}
+
+#[test]
+fn b42_a_nominated_node_is_not_consolidated() {
+    let mut cluster = two_nodes(&json!({}), &json!({}));
+    cluster.add_pod("waits", None, "1", &json!({"metadata": {"annotations": {}}}));
+    let plan = json!({"metadata": {"annotations": {(labels::PLANNED_PODS): "[\"n/waits\"]",
+        (labels::HOLD_UNTIL): (NOW + Duration::from_mins(1)).rfc3339()}}});
+    patch_claim(&mut cluster, "a", &plan);
+    let holds = crate::decisions::holds::resolve(&cluster.state, NOW);
+    assert_eq!(verdicts(&cluster, &mut Memory::default(), &holds, 100, NOW)[0].blockers, [Blocker::Nominated(1)]);
+}
+
+#[test]
+fn a_verdict_names_every_lasting_blocker() {
+    let protected = json!({"metadata": {"annotations": {(labels::DO_NOT_DISRUPT): "true"}}});
+    let never = json!({"spec": {"disruption": {"consolidateAfter": "Never", "consolidationPolicy": "WhenEmpty"}}});
+    let found = verdicts(&two_nodes(&never, &protected), &mut Memory::default(), &Holds::default(), 100, NOW);
+    let all = [Blocker::Never, Blocker::WhenEmpty, Blocker::PodProtected("n/on-a".into())];
+    assert_eq!(found[0].blockers, all);
+}
+
+#[test]
+fn a_node_that_stays_for_its_price_says_what_it_saves_and_needs() {
+    let on_demand = json!([{"key": labels::CAPACITY_TYPE, "operator": "In", "values": ["on-demand"]}]);
+    let pool = json!({"spec": {"template": {"spec": {"requirements": on_demand}}}});
+    let mut cluster = SmallCluster::new(&[("p", pool)]);
+    // Full, so that its replacement costs as much.
+    cluster.add_node("full", "p", "small/on-demand");
+    cluster.add_pod("full", Some("full"), "1900m", &json!({}));
+    let mut memory = Memory::default();
+    let found = verdicts(&cluster, &mut memory, &Holds::default(), 100, NOW);
+    let [Blocker::SavesTooLittle { saving: MicroUsd(0), needed }] = found[0].blockers[..] else { panic!("{found:?}") };
+    assert!(needed.0 > 0);
+    // What is not planned again keeps its verdict.
+    let again = verdicts(&cluster, &mut memory, &Holds::default(), 100, NOW + Duration::from_secs(1));
+    assert_eq!(again, found);
+    // Two nodes whose pods fit on one: one of them is removed, and the other is needed.
+    let mut cluster = SmallCluster::new(&[("p", no_purchases())]);
+    for name in ["a", "b"] {
+        cluster.add_node(name, "p", "small/on-demand");
+        cluster.add_pod(name, Some(name), "900m", &json!({}));
+    }
+    let mut memory = Memory::default();
+    let found = verdicts(&cluster, &mut memory, &Holds::default(), 100, NOW);
+    assert_eq!(found.iter().map(|verdict| verdict.blockers.len()).sum::<usize>(), 1, "{found:?}");
+}
+
+#[test]
+fn a_node_that_is_backed_off_keeps_its_reason() {
+    let fixed = json!({"spec": {"nodeSelector": {(labels::HOSTNAME): "a"}}});
+    let (cluster, mut memory) = (two_nodes(&no_purchases(), &fixed), Memory::default());
+    let first = verdicts(&cluster, &mut memory, &Holds::default(), 100, NOW);
+    assert!(matches!(&first[0].blockers[..], [Blocker::Obstacle(Obstacle::NoPlace { .. })]), "{first:?}");
+    assert_eq!(verdicts(&cluster, &mut memory, &Holds::default(), 100, NOW + Duration::from_secs(20)), first);
+    memory.backoff.abandoned("b", NOW);
+    let later = verdicts(&cluster, &mut memory, &Holds::default(), 100, NOW + Duration::from_secs(20));
+    assert_eq!(later[1].blockers, [Blocker::Abandoned]);
+}
+
+#[test]
+fn b49_nodes_whose_pods_a_budget_blocks_are_no_candidates() {
     let mut cluster = SmallCluster::new(&[("p", no_purchases())]);
     cluster
         .state
@@ -75,12 +241,11 @@ fn b49_nodes_whose_pods_a_budget_blocks_are_reported_and_are_no_candidates() {
         cluster.add_node(&name, "p", "small/on-demand");
         cluster.add_pod(&format!("p{n:02}"), Some(&name), "1", &json!({"metadata": {"labels": {"app": app}}}));
     }
-    let types = cluster.types();
-    let request = Request { pools: &cluster.pools, types: &types, most: 100, now: NOW };
-    let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut Memory::default(), request);
-    assert_eq!((consolidation.candidates(), consolidation.blocked.len()), (4, 20));
+    let found = verdicts(&cluster, &mut Memory::default(), &Holds::default(), 100, NOW);
+    let is_blocked = |verdict: &&Verdict| matches!(verdict.blockers[..], [Blocker::PodBudget(..)]);
+    assert_eq!(found.iter().filter(is_blocked).count(), 20);
     let why = "pdb prevents pod evictions: n/b allows no disruption of pod n/p00";
-    assert_eq!(consolidation.blocked[0], ("c00".to_owned(), why.to_owned()));
+    assert_eq!(found[0].blockers[0].to_string(), why);
     assert_eq!(decide(&cluster).claims, ["c20", "c21", "c22", "c23"], "their pods fit beside the blocked ones");
 }
 
@@ -415,7 +580,7 @@ fn the_objective_is_within_five_percent_of_exhaustive_search_with_the_planner() 
         let worth = |mask: u32| {
             let set = (0..consolidation.candidates()).filter(|at| mask >> at & 1 == 1).collect();
             let outcome = simulate(&consolidation.claims(&set));
-            if outcome.obstacles.is_empty() { consolidation.worth(&set, &outcome).0 } else { 0 }
+            if outcome.obstacles.is_empty() { consolidation.worth(&set, &outcome).worth } else { 0 }
         };
         let best = (0..1 << consolidation.candidates()).map(worth).max().unwrap();
         let decision = consolidation.decide(&mut memory, 0, |set| Some(simulate(set)), NOW);

@@ -107,18 +107,18 @@ fn b50_protected_pods_block_a_replacement_unless_the_drain_has_a_deadline() {
 
 #[test]
 fn empty_nodes_are_first_and_then_the_earliest_drift() {
-    let node = |claim: &str, since, pods, blocked_by: Option<&str>| DriftedNode {
+    let node = |claim: &str, since, pods, blocked_by: Option<Blocker>| DriftedNode {
         claim: claim.into(),
         pool: "p".into(),
         since: UnixMillis(since),
         pods,
-        blocked_by: blocked_by.map(str::to_owned),
+        blocked_by,
     };
     let all = [
         node("young", 30, 2, None),
         node("old", 10, 5, None),
         node("empty", 40, 0, None),
-        node("protected", 1, 0, Some("a pod is protected")),
+        node("protected", 1, 0, Some(Blocker::NodeProtected)),
         node("failed", 5, 1, None),
     ];
     let names = |backed_off: &[&str]| {
