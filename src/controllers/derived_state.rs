@@ -2,11 +2,13 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::decisions::disruption::node_facts::{Facts, FactsCache};
 use crate::decisions::disruption::simulate::Simulator;
 use crate::decisions::holds::HoldsCache;
 use crate::decisions::snapshot::snapshot;
 use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
+use crate::state::instance_types::ReadyPool;
 use crate::state::plan_record::Holds;
 use crate::state::snapshot::{Snapshot, SnapshotRequest};
 use crate::state::snapshot_cache::SnapshotCache;
@@ -16,6 +18,7 @@ use crate::state::snapshot_cache::SnapshotCache;
 pub struct DerivedState {
     holds: Mutex<HoldsCache>,
     snapshots: Mutex<SnapshotCache>,
+    facts: Mutex<FactsCache>,
 }
 
 impl DerivedState {
@@ -35,6 +38,11 @@ impl DerivedState {
         self.with_cache(|cache| snapshot(state, &holds, cache, request))
     }
 
+    /// What disruption reads of the nodes.
+    pub fn facts(&self, state: &ClusterState, pools: &[ReadyPool]) -> Facts {
+        intact(&self.facts).update(state, pools)
+    }
+
     /// What simulates the removal of the nodes of these claims.
     pub fn simulator<'c>(
         &self,
@@ -42,8 +50,8 @@ impl DerivedState {
         request: SnapshotRequest<'_>,
         claims: impl IntoIterator<Item = &'c str>,
     ) -> Simulator {
-        let holds = self.holds(state, request.now);
-        self.with_cache(|cache| Simulator::new(state, &holds, cache, request, claims))
+        let (holds, facts) = (self.holds(state, request.now), self.facts(state, request.pools));
+        self.with_cache(|cache| Simulator::new(state, &holds, &facts, cache, request, claims))
     }
 
     fn with_cache<T>(&self, take: impl FnOnce(&mut SnapshotCache) -> T) -> T {

@@ -107,10 +107,10 @@ impl PureParts {
                 state.pools.len()
             }
             "disruption" => {
-                let types = InstanceTypes::new(pools);
+                let facts = self.derived.facts(state, pools);
                 let allowances = allowances(state, DisruptionReason::Empty, now);
                 let is_blocked = |node: &str| budget_block(state, node).is_some();
-                let chosen = emptiness::choose(&candidates(state, &holds, &types), &allowances, is_blocked, now);
+                let chosen = emptiness::choose(&candidates(state, &holds, &facts), &allowances, is_blocked, now);
                 let steps = self.marked.empty_steps(state, &holds, now);
                 chosen.len() + steps.len() + self.marked.abandoned(state, now).len()
             }

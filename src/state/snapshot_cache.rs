@@ -32,19 +32,21 @@ pub struct CachedNode {
 
 /// Inputs that every node depends on.
 #[derive(Clone, Debug)]
-struct Inputs {
+pub struct Inputs {
     /// [`DaemonSets::revision`](crate::state::daemon_sets::DaemonSets::revision).
     daemons: u64,
     catalogs: BTreeMap<String, Arc<Catalog>>,
 }
 
 impl Inputs {
-    fn of(state: &ClusterState, pools: &[ReadyPool]) -> Self {
+    /// The inputs now.
+    pub fn of(state: &ClusterState, pools: &[ReadyPool]) -> Self {
         let catalogs = pools.iter().map(|ready| (ready.pool.name_any(), Arc::clone(&ready.catalog)));
         Self { daemons: state.daemons.revision(), catalogs: catalogs.collect() }
     }
 
-    fn is(&self, other: &Self) -> bool {
+    /// Whether they are the same.
+    pub fn is(&self, other: &Self) -> bool {
         let same = |((name, catalog), (other, another)): ((&String, &Arc<Catalog>), (&String, &Arc<Catalog>))| {
             name == other && Arc::ptr_eq(catalog, another)
         };

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::decisions::disruption::node_facts::{Facts, FactsCache};
 use crate::decisions::disruption::simulate::{Outcome, Simulator};
 use crate::model::labels;
 use crate::model::offering::{CapacityType, Catalog};
 use crate::model::time::UnixMillis;
 use crate::planner::Effort;
 use crate::planner::input::settings::Settings;
-use crate::state::instance_types::{InstanceTypes, ReadyPool};
+use crate::state::instance_types::ReadyPool;
 use crate::state::plan_record::Holds;
 use crate::state::snapshot::SnapshotRequest;
 use crate::state::snapshot_cache::SnapshotCache;
@@ -83,8 +84,8 @@ impl SmallCluster {
         self.state.apply_pod(&objects::pod(name, &pod), NOW - Duration::from_hours(1));
     }
 
-    pub fn types(&self) -> InstanceTypes {
-        InstanceTypes::new(&self.pools)
+    pub fn facts(&self) -> Facts {
+        FactsCache::default().update(&self.state, &self.pools)
     }
 
     /// What simulates the removal of any node, once the present demand is planned.
@@ -99,7 +100,7 @@ impl SmallCluster {
         let settings = Settings::default();
         let request = SnapshotRequest { pools: &self.pools, settings: &settings, now: NOW };
         let claims = self.state.claims.keys().map(String::as_str);
-        Simulator::new(&self.state, &Holds::default(), &mut SnapshotCache::default(), request, claims)
+        Simulator::new(&self.state, &Holds::default(), &self.facts(), &mut SnapshotCache::default(), request, claims)
     }
 
     /// The outcome of the removal of these claims.

@@ -16,7 +16,7 @@ use crate::decisions::disruption::verdicts::{Reports, Verdict};
 use crate::decisions::last_decisions::LastConsolidation;
 use crate::model::events;
 use crate::model::time::UnixMillis;
-use crate::state::instance_types::{InstanceTypes, ReadyPool};
+use crate::state::instance_types::ReadyPool;
 use crate::sync::lock;
 
 /// After this time nothing more is simulated: the best set so far is removed.
@@ -29,14 +29,14 @@ pub async fn choose(
     reports: &mut Reports,
     ctx: &Arc<Context>,
     pools: &Arc<Vec<ReadyPool>>,
-    types: &InstanceTypes,
     queue: &EventQueue,
 ) -> Vec<String> {
     let (now, begin) = (clock::now(), Instant::now());
     let most = ctx.admissible(Capped::Disruption);
     let consolidation = {
         let state = ctx.cluster.read();
-        let request = Request { pools, types, most, now };
+        let facts = ctx.derived.facts(&state, pools);
+        let request = Request { pools, facts: &facts, most, now };
         Consolidation::begin(&state, &ctx.derived.holds(&state, now), memory, request)
     };
     let candidates = consolidation.candidates();

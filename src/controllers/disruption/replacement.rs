@@ -16,7 +16,6 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::verdicts::Reports;
 use crate::decisions::staleness::Removal;
 use crate::model::time::UnixMillis;
-use crate::state::instance_types::InstanceTypes;
 use crate::sync::{heartbeat, lock};
 
 const PACE: Pace = Pace { debounce: Duration::from_secs(1), resync: Duration::from_secs(10) };
@@ -74,12 +73,11 @@ impl Replacement {
             return 0;
         }
         let pools = Arc::new(ctx.ready_pools());
-        let types = InstanceTypes::new(&pools);
         let drifted = drift_replacement::choose(&mut self.drift, ctx, &pools, &self.queue).await;
         let drifted = start_all(ctx, drifted, DisruptionReason::Drifted).await;
         consolidation::report_budgets(ctx, &self.queue, now);
         let (memory, reports) = (&mut self.consolidation, &mut self.reports);
-        let chosen = consolidation::choose(memory, reports, ctx, &pools, &types, &self.queue).await;
+        let chosen = consolidation::choose(memory, reports, ctx, &pools, &self.queue).await;
         drifted + start_all(ctx, chosen, DisruptionReason::Underutilized).await
     }
 }

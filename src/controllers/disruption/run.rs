@@ -24,7 +24,6 @@ use crate::decisions::disruption::marked::MarkedNodes;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::staleness::Removal;
 use crate::model::time::UnixMillis;
-use crate::state::instance_types::InstanceTypes;
 use crate::sync::{heartbeat, lock};
 
 /// How often empty nodes are evaluated.
@@ -50,18 +49,19 @@ impl Disruption {
         if ctx.pause().disruption || ctx.is_stale(Removal::Disruption) {
             return;
         }
-        let types = InstanceTypes::new(&ctx.ready_pools());
-        self.remove_empty(ctx, &types, now).await;
+        self.remove_empty(ctx, now).await;
     }
 
     /// One pass for empty nodes and abandoned replacements.
-    async fn remove_empty(&mut self, ctx: &Context, types: &InstanceTypes, now: UnixMillis) {
+    async fn remove_empty(&mut self, ctx: &Context, now: UnixMillis) {
+        let pools = ctx.ready_pools();
         let (chosen, steps) = {
             let state = ctx.cluster.read();
             let holds = ctx.derived.holds(&state, now);
             let allowances = allowances(&state, DisruptionReason::Empty, now);
             let is_blocked = |node: &str| budget_block(&state, node).is_some();
-            let chosen = emptiness::choose(&candidates(&state, &holds, types), &allowances, is_blocked, now);
+            let facts = ctx.derived.facts(&state, &pools);
+            let chosen = emptiness::choose(&candidates(&state, &holds, &facts), &allowances, is_blocked, now);
             (chosen, self.marked.empty_steps(&state, &holds, now))
         };
         stream::iter(steps).for_each_concurrent(CONCURRENCY, |(claim, step)| take_step(ctx, claim, step)).await;

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use crate::api::NodeClaim;
-use crate::decisions::disruption::simulate::Obstacle;
+use crate::decisions::disruption::obstacle::Obstacle;
 use crate::model::events::{self, DeclaredEvent};
 use crate::model::labels;
 use crate::model::time::UnixMillis;

@@ -7,30 +7,23 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::api::{NodeClaim, NodePool, conditions, duration};
-use crate::decisions::disruption::blockers::{Blocker, protection};
+use crate::decisions::disruption::blockers::Blocker;
 use crate::decisions::disruption::budget;
+use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::time::UnixMillis;
-use crate::model::units::MicroUsd;
-use crate::state::instance_types::InstanceTypes;
-use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
+use crate::state::object_ext::{NodeClaimExt, NodeExt};
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
 
 /// A node that may be empty or underutilized.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    pub claim: String,
-    pub node: String,
-    pub pool: String,
+#[derive(Clone, Debug)]
+pub struct Candidate<'f> {
+    pub facts: &'f NodeFacts,
     /// Pods on the node or held for it that need another node.
     pub pods: usize,
     /// The last time a pod was bound to or removed from the node, or its initialization.
     pub quiet_since: UnixMillis,
-    /// What protects it: `karpenter.sh/do-not-disrupt` on the Node or a pod.
-    pub protection: Option<Blocker>,
-    /// Hourly price.
-    pub price: MicroUsd,
 }
 
 /// What a NodePool allows for one reason.
@@ -44,44 +37,25 @@ pub struct PoolAllowance {
     pub is_blocked: bool,
 }
 
-/// Every candidate, by claim name.
-pub fn candidates(state: &ClusterState, holds: &Holds, types: &InstanceTypes) -> Vec<Candidate> {
-    state.claims.values().filter_map(|claim| candidate(state, holds, types, claim).ok()).collect()
+/// Every candidate.
+pub fn candidates<'f>(state: &ClusterState, holds: &Holds, facts: &'f Facts) -> Vec<Candidate<'f>> {
+    facts.nodes.iter().filter_map(|node| candidate(state, holds, node).ok()).collect()
 }
 
-/// The candidate of a claim.
+/// The candidate of a node.
 ///
 /// # Errors
 /// It is none: why.
-pub fn candidate(
-    state: &ClusterState,
-    holds: &Holds,
-    types: &InstanceTypes,
-    claim: &NodeClaim,
-) -> Result<Candidate, Blocker> {
-    if claim.is_leaving() {
+pub fn candidate<'f>(state: &ClusterState, holds: &Holds, facts: &'f NodeFacts) -> Result<Candidate<'f>, Blocker> {
+    if facts.is_leaving {
         return Err(Blocker::Leaving);
     }
-    let (Some(node), Some(initialized)) = (state.node_of(claim), claim.true_since(conditions::INITIALIZED)) else {
-        return Err(Blocker::NotInitialized);
-    };
-    if node.is_deleting() {
-        return Err(Blocker::Leaving);
-    }
-    if state.is_static(claim) {
+    let quiet_since = facts.quiet_since.ok_or(Blocker::NotInitialized)?;
+    if state.pools.get(&facts.pool).is_some_and(|pool| pool.spec.replicas.is_some()) {
         return Err(Blocker::Static);
     }
-    let node_name = node.name_any();
-    let last_event = state.last_pod_event.get(&*node_name).copied().unwrap_or_default();
-    Ok(Candidate {
-        claim: claim.name_any(),
-        pool: claim.node_pool().unwrap_or_default().to_owned(),
-        pods: pods_to_reschedule(state, holds, claim),
-        quiet_since: initialized.max(last_event),
-        protection: protection(state, node),
-        price: types.price(claim),
-        node: node_name,
-    })
+    let held = holds.by_claim.get(&facts.claim).map_or(0, Vec::len);
+    Ok(Candidate { facts, pods: facts.pod_count + held, quiet_since })
 }
 
 /// What each NodePool allows for a reason.

@@ -20,15 +20,16 @@ use crate::decisions::disruption::consolidation::market_value::Market;
 use crate::decisions::disruption::consolidation::objective::PoolTerms;
 use crate::decisions::disruption::consolidation::order::{Source, by_surplus};
 use crate::decisions::disruption::consolidation::search::{IN_TURNS, Judgment, Limits, search};
-use crate::decisions::disruption::eviction_cost::{EvictionUnits, of_node, of_node_with_ordinary_pods};
+use crate::decisions::disruption::eviction_cost::EvictionUnits;
+use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
+use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::decisions::disruption::simulate::{Obstacle, Outcome};
+use crate::decisions::disruption::simulate::Outcome;
 use crate::decisions::disruption::verdicts::Verdict;
-use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
-use crate::state::instance_types::{InstanceTypes, ReadyPool};
-use crate::state::object_ext::{NodeExt, ObjectExt};
+use crate::state::instance_types::ReadyPool;
+use crate::state::object_ext::{NodeClaimExt, NodeExt};
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
 
@@ -69,7 +70,7 @@ struct NothingChosen {
 pub struct Request<'a> {
     /// Pools that may launch nodes.
     pub pools: &'a [ReadyPool],
-    pub types: &'a InstanceTypes,
+    pub facts: &'a Facts,
     /// Maximum number of nodes to remove.
     pub most: usize,
     pub now: UnixMillis,
@@ -106,7 +107,7 @@ pub struct Decision {
 impl Consolidation {
     /// The candidates.
     pub fn begin(state: &ClusterState, holds: &Holds, memory: &mut Memory, request: Request<'_>) -> Self {
-        let Request { pools, types, most, now } = request;
+        let Request { pools, facts, most, now } = request;
         memory.backoff.forget(now);
         memory.next_eligible = None;
         let last_pod_event = state.last_pod_event.values().max().copied().unwrap_or_default();
@@ -125,44 +126,41 @@ impl Consolidation {
             out.errors.extend(errors.into_iter().map(|error| (name.clone(), error)));
         }
         out.limits.of_pools = allowances.iter().map(|(pool, allowance)| (pool.clone(), allowance.nodes)).collect();
-        let used: BTreeSet<&str> = state.claims.values().filter_map(|claim| claim.node_pool()).collect();
+        for claim in state.in_flight.iter().filter_map(|name| state.claims.get(name)) {
+            let blocker = if claim.is_leaving() { Blocker::Leaving } else { Blocker::NotInitialized };
+            out.stays.push(Verdict::stays(claim.name_any(), facts.types.price(claim), blocker));
+        }
+        let used: BTreeSet<&str> = facts.nodes.iter().map(|node| &*node.pool).collect();
         let market = Market::new(pools.iter().filter(|ready| used.contains(&*ready.pool.name_any())));
-        for (claim, object) in &state.claims {
-            let candidate = match candidate(state, holds, types, object) {
+        for node in &facts.nodes {
+            let candidate = match candidate(state, holds, node) {
                 Ok(candidate) => candidate,
                 Err(blocker) => {
-                    let blockers = vec![blocker];
-                    let (price, saving) = (types.price(object), MicroUsd(0));
-                    out.stays.push(Verdict { claim: claim.clone(), price, saving, blockers });
+                    out.stays.push(Verdict::stays(node.claim.clone(), node.price, blocker));
                     continue;
                 }
             };
-            let source = source(state, &market, &candidate, now);
-            if let Some(terms) = out.terms.get_mut(&candidate.pool).filter(|_| candidate.pods > 0) {
-                let pods = state.pods_on(&candidate.node);
-                terms.add(MicroUsd(source.price.0 - source.surplus), of_node_with_ordinary_pods(pods, now));
+            let (units, ordinary_units) = node.units(state, now);
+            let source = source(&market, &candidate, units);
+            if let Some(terms) = out.terms.get_mut(&node.pool).filter(|_| candidate.pods > 0) {
+                terms.add(MicroUsd(source.price.0 - source.surplus), ordinary_units);
             }
-            let allowance = allowances.get(&candidate.pool);
-            let mut blockers = lasting_blockers(state, holds, &candidate, allowance);
-            if blockers.is_empty() {
-                blockers.extend(present_blocker(state, &candidate, allowance, now));
-                if let [Blocker::NotQuiet(at)] = blockers[..]
-                    && candidate.pods > 0
-                {
+            let allowance = allowances.get(&node.pool);
+            let mut blockers = blockers(state, holds, &candidate, allowance, now);
+            if candidate.pods > 0 {
+                if let [Blocker::NotQuiet(at)] = blockers[..] {
                     memory.next_eligible = Some(memory.next_eligible.map_or(at, |next| next.min(at)));
+                } else if blockers.is_empty() {
+                    let backed_off = memory.backoff.leaves_out(&node.claim, last_pod_event, now);
+                    blockers.extend(backed_off.cloned().or_else(|| limit(allowance, most)));
                 }
+            } else if blockers.is_empty() {
+                // The loop of empty nodes removes it.
+                blockers.push(Blocker::Undecided);
             }
-            if blockers.is_empty() && candidate.pods > 0 {
-                blockers.extend(memory.backoff.leaves_out(claim, last_pod_event, now).cloned());
-                let is_over_budget = allowance.is_none_or(|allowance| allowance.nodes <= 0);
-                let limits = [(is_over_budget, Blocker::NodePoolBudget), (most == 0, Blocker::RateCap)];
-                blockers.extend(limits.into_iter().filter(|(applies, _)| *applies).map(|(_, blocker)| blocker));
-            }
-            if blockers.is_empty() && candidate.pods > 0 {
+            if blockers.is_empty() {
                 out.sources.push(source);
             } else {
-                // The loop of empty nodes removes those that nothing blocks.
-                let blockers = if blockers.is_empty() { vec![Blocker::Undecided] } else { blockers };
                 let Source { claim, price, surplus, .. } = source;
                 out.stays.push(Verdict { claim, price, saving: MicroUsd(surplus), blockers });
             }
@@ -385,55 +383,54 @@ impl Trials {
     }
 }
 
-/// What blocks the removal of a candidate until a user or the cluster changes it.
-fn lasting_blockers(
+/// What blocks the removal of a candidate: all that lasts until a user or the cluster changes it, or else what passes by itself.
+fn blockers(
     state: &ClusterState,
     holds: &Holds,
-    candidate: &Candidate,
-    allowance: Option<&PoolAllowance>,
-) -> Vec<Blocker> {
-    let policy = state.pools.get(&candidate.pool).map(|pool| &*pool.spec.disruption.consolidation_policy);
-    let held = holds.by_claim.get(&candidate.claim).map_or(0, Vec::len);
-    let is_never = allowance.is_some_and(|allowance| allowance.consolidate_after.is_none());
-    let found = [
-        (policy.is_none(), Blocker::NoNodePool),
-        (is_never, Blocker::Never),
-        (policy == Some("WhenEmpty") && candidate.pods > 0, Blocker::WhenEmpty),
-    ];
-    let found = found.into_iter().filter(|(applies, _)| *applies).map(|(_, blocker)| blocker);
-    let nominated = (held > 0).then_some(Blocker::Nominated(held));
-    let no_price = (candidate.price.0 <= 0).then_some(Blocker::NoPrice);
-    found.chain(candidate.protection.clone()).chain(nominated).chain(no_price).collect()
-}
-
-/// What blocks the removal of a candidate now, where nothing else does.
-fn present_blocker(
-    state: &ClusterState,
-    candidate: &Candidate,
+    candidate: &Candidate<'_>,
     allowance: Option<&PoolAllowance>,
     now: UnixMillis,
-) -> Option<Blocker> {
-    let at = candidate.quiet_since + allowance.and_then(|allowance| allowance.consolidate_after)?;
-    if at > now { Some(Blocker::NotQuiet(at)) } else { budget_block(state, &candidate.node) }
+) -> Vec<Blocker> {
+    let Candidate { facts, pods, quiet_since } = candidate;
+    let policy = state.pools.get(&facts.pool).map(|pool| &*pool.spec.disruption.consolidation_policy);
+    let after = allowance.map(|allowance| allowance.consolidate_after);
+    let found = [
+        (policy.is_none(), Blocker::NoNodePool),
+        (after == Some(None), Blocker::Never),
+        (policy == Some("WhenEmpty") && *pods > 0, Blocker::WhenEmpty),
+        (facts.price.0 <= 0, Blocker::NoPrice),
+    ];
+    let found = found.into_iter().filter(|(applies, _)| *applies).map(|(_, blocker)| blocker);
+    let held = holds.by_claim.get(&facts.claim).map(|held| Blocker::Nominated(held.len()));
+    let mut out: Vec<Blocker> = found.chain(facts.protection.clone()).chain(held).collect();
+    if out.is_empty() {
+        let quiet_at = *quiet_since + after.flatten().unwrap_or_default();
+        let not_quiet = (quiet_at > now).then_some(Blocker::NotQuiet(quiet_at));
+        out.extend(not_quiet.or_else(|| budget_block(state, &facts.node)));
+    }
+    out
+}
+
+/// What keeps a candidate although nothing blocks its removal. `most` nodes may be removed.
+fn limit(allowance: Option<&PoolAllowance>, most: usize) -> Option<Blocker> {
+    if allowance.is_none_or(|allowance| allowance.nodes <= 0) {
+        return Some(Blocker::NodePoolBudget);
+    }
+    (most == 0).then_some(Blocker::RateCap)
 }
 
 /// A candidate with the market value of its pods and what their eviction costs. Its gain is not known yet.
-fn source(state: &ClusterState, market: &Market, candidate: &Candidate, now: UnixMillis) -> Source {
-    let pods = || state.pods_on(&candidate.node).filter(|pod| pod.needs_another_node());
-    let (mut load, mut largest) = (Resources::default(), Resources::default());
-    for entry in pods().filter_map(|pod| pod.entry.as_ref().ok()) {
-        load.add(&entry.class.requests);
-        largest.raise_to(&entry.class.requests);
-    }
+fn source(market: &Market, candidate: &Candidate<'_>, units: EvictionUnits) -> Source {
+    let NodeFacts { claim, pool, price, load, largest, .. } = candidate.facts;
     // Where nothing can be bought, the pods are worth what they cost now.
-    let market_value = market.value(&candidate.pool, &load, &largest).unwrap_or(candidate.price);
+    let market_value = market.value(pool, load, largest).unwrap_or(*price);
     Source {
-        claim: candidate.claim.clone(),
-        pool: candidate.pool.clone(),
-        price: candidate.price,
+        claim: claim.clone(),
+        pool: pool.clone(),
+        price: *price,
         pods: candidate.pods,
-        units: of_node(pods(), now),
-        surplus: candidate.price.0.saturating_sub(market_value.0),
+        units,
+        surplus: price.0.saturating_sub(market_value.0),
         gain: 0,
     }
 }

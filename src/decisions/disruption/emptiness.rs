@@ -13,23 +13,23 @@ const SETTLING_PERIOD: Duration = Duration::from_secs(2);
 /// Claims to mark as empty, in descending order of price, within each pool's allowance. `is_blocked` says whether a pod of a node cannot be
 /// evicted now; it is asked only where nothing else keeps the node.
 pub fn choose(
-    candidates: &[Candidate],
+    candidates: &[Candidate<'_>],
     allowances: &BTreeMap<String, PoolAllowance>,
     is_blocked: impl Fn(&str) -> bool,
     now: UnixMillis,
 ) -> Vec<String> {
     let mut left: BTreeMap<&str, i64> = BTreeMap::new();
-    let mut order: Vec<&Candidate> =
-        candidates.iter().filter(|candidate| candidate.pods == 0 && candidate.protection.is_none()).collect();
-    order.sort_by(|a, b| b.price.cmp(&a.price).then_with(|| a.claim.cmp(&b.claim)));
+    let mut order: Vec<&Candidate<'_>> =
+        candidates.iter().filter(|candidate| candidate.pods == 0 && candidate.facts.protection.is_none()).collect();
+    order.sort_by(|a, b| b.facts.price.cmp(&a.facts.price).then_with(|| a.facts.claim.cmp(&b.facts.claim)));
     let mut out = Vec::new();
     for candidate in order {
-        let Some(allowance) = allowances.get(&candidate.pool) else { continue };
+        let Some(allowance) = allowances.get(&candidate.facts.pool) else { continue };
         let due = allowance.consolidate_after.is_some_and(|after| candidate.quiet_since.is_older_than(after, now));
-        let left = left.entry(&candidate.pool).or_insert(allowance.nodes);
-        if due && *left > 0 && !is_blocked(&candidate.node) {
+        let left = left.entry(&candidate.facts.pool).or_insert(allowance.nodes);
+        if due && *left > 0 && !is_blocked(&candidate.facts.node) {
             *left -= 1;
-            out.push(candidate.claim.clone());
+            out.push(candidate.facts.claim.clone());
         }
     }
     out
@@ -65,18 +65,16 @@ pub fn next_step(pods: usize, tainted: bool, since: UnixMillis, now: UnixMillis)
 mod tests {
     use super::*;
     use crate::decisions::disruption::blockers::Blocker;
+    use crate::decisions::disruption::node_facts::NodeFacts;
     use crate::model::units::MicroUsd;
 
-    fn candidate(claim: &str, pods: usize, quiet_since: i64, price: i64) -> Candidate {
-        Candidate {
-            claim: claim.into(),
-            node: claim.into(),
-            pool: "p".into(),
-            pods,
-            quiet_since: UnixMillis(quiet_since),
-            protection: None,
-            price: MicroUsd(price),
-        }
+    fn node(claim: &str, price: i64) -> NodeFacts {
+        let name = || claim.to_owned();
+        NodeFacts { claim: name(), node: name(), pool: "p".into(), price: MicroUsd(price), ..NodeFacts::default() }
+    }
+
+    fn candidate(facts: &NodeFacts, pods: usize, quiet_since: i64) -> Candidate<'_> {
+        Candidate { facts, pods, quiet_since: UnixMillis(quiet_since) }
     }
 
     fn allowances(after: Option<u64>, nodes: i64) -> BTreeMap<String, PoolAllowance> {
@@ -88,7 +86,8 @@ mod tests {
     fn b42_a_nominated_node_is_not_empty() {
         // Held pods count as pods on the node.
         let chosen = |pods| {
-            let candidates = [candidate("c", pods, 0, 1)];
+            let node = node("c", 1);
+            let candidates = [candidate(&node, pods, 0)];
             choose(&candidates, &allowances(Some(0), 10), |_| false, UnixMillis(1_000_000))
         };
         assert!(chosen(1).is_empty());
@@ -97,12 +96,15 @@ mod tests {
 
     #[test]
     fn an_empty_node_is_chosen_after_consolidate_after_within_the_budget() {
+        let nodes =
+            [("cheap", 1), ("expensive", 9), ("occupied", 99), ("recent", 5)].map(|(name, price)| node(name, price));
+        let protected = NodeFacts { protection: Some(Blocker::NodeProtected), ..node("protected", 50) };
         let all = [
-            candidate("cheap", 0, 0, 1),
-            candidate("expensive", 0, 0, 9),
-            candidate("occupied", 1, 0, 99),
-            candidate("recent", 0, 500, 5),
-            Candidate { protection: Some(Blocker::NodeProtected), ..candidate("protected", 0, 0, 50) },
+            candidate(&nodes[0], 0, 0),
+            candidate(&nodes[1], 0, 0),
+            candidate(&nodes[2], 1, 0),
+            candidate(&nodes[3], 0, 500),
+            candidate(&protected, 0, 0),
         ];
         let chosen = |after, nodes, now| choose(&all, &allowances(after, nodes), |_| false, UnixMillis(now));
         assert_eq!(chosen(Some(600), 10, 700), ["expensive", "cheap"]);
@@ -114,7 +116,8 @@ mod tests {
 
     #[test]
     fn a_blocked_node_leaves_the_budget_to_others() {
-        let all = [candidate("cheap", 0, 0, 1), candidate("expensive", 0, 0, 9), candidate("recent", 0, 500, 50)];
+        let nodes = [("cheap", 1), ("expensive", 9), ("recent", 50)].map(|(name, price)| node(name, price));
+        let all = [candidate(&nodes[0], 0, 0), candidate(&nodes[1], 0, 0), candidate(&nodes[2], 0, 500)];
         let is_blocked = |node: &str| node != "cheap";
         assert_eq!(choose(&all, &allowances(Some(600), 1), is_blocked, UnixMillis(700)), ["cheap"]);
     }

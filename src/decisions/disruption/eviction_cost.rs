@@ -46,6 +46,12 @@ fn with_age(settled: i64, created_at: UnixMillis, now: UnixMillis) -> EvictionUn
     EvictionUnits(settled + settled * (period - age) / period)
 }
 
+/// From this time on the age of these pods does not count.
+pub fn settled_at<'a>(pods: impl Iterator<Item = &'a PodRecord>) -> UnixMillis {
+    let created = pods.filter_map(|pod| pod.entry.as_ref().ok()).map(|entry| entry.created_at).max();
+    created.map_or(UnixMillis(0), |created| created + SETTLED_AGE)
+}
+
 /// Cost of the removal of a node with these pods: one unit, and that of each pod that needs another node.
 pub fn of_node<'a>(pods: impl Iterator<Item = &'a PodRecord>, now: UnixMillis) -> EvictionUnits {
     sum(pods, |pod| of_pod(pod, now))

@@ -13,6 +13,8 @@ pub mod late_nodes;
 pub mod ledger;
 pub mod mark;
 pub mod marked;
+pub mod node_facts;
+pub mod obstacle;
 pub mod reason;
 pub mod simulate;
 pub mod verdicts;

@@ -1,113 +1,24 @@
 //! Simulated removal of nodes: the plan for the cluster without them.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
-
-use kube::ResourceExt;
 
 use crate::decisions::demand::{demand, moved_pods, unattempted};
 use crate::decisions::disruption::late_nodes::pools_with_late_nodes;
+use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
+use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::provisioning::supply_quarantine::{Source, SupplyQuarantine};
 use crate::model::offering::CapacityType;
 use crate::model::pod_class::PodClass;
-use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
 use crate::planner::input::pod::PodEntry;
 use crate::planner::input::problem::Problem;
 use crate::planner::{Effort, plan_with};
-use crate::state::instance_types::offering_of;
-use crate::state::object_ext::ObjectExt;
 use crate::state::plan_record::Holds;
 use crate::state::snapshot::{Snapshot, SnapshotRequest, take};
 use crate::state::snapshot_cache::{NodeRef, SnapshotCache};
 use crate::state::tables::ClusterState;
-
-/// Why the removal of a node is not complete, or not wanted to save costs. The first of several counts. Pods are named `namespace/name`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Obstacle {
-    /// Plans fail over the node.
-    LeftOutOfPlans,
-    /// This pod fits on no node and no new node.
-    NoPlace { pod: Arc<str>, reason: String },
-    /// This pod, which waits, has no place without the node.
-    NeededByWaitingPod(Arc<str>),
-    /// This pod goes to a node where no hold can be written: one that is not ours, or not initialized.
-    NoHold(Arc<str>),
-    /// A pod needs a new node of a NodePool whose newest node does not start up: that of this NodeClaim.
-    LateNode(String),
-    /// The spec of this pod is invalid, so that where it fits is not known.
-    InvalidPod(Arc<str>),
-    /// A new node would be without the pods of a DaemonSet that is left out of plans.
-    DaemonLeftOut,
-    /// A pod of a spot node goes to a new spot node, which may be interrupted sooner than the one that runs.
-    SpotToSpot,
-}
-
-impl Obstacle {
-    /// Whether a drifted node stays, too: the price of its replacement does not matter.
-    fn concerns_drift(&self) -> bool {
-        matches!(
-            self,
-            Self::LeftOutOfPlans
-                | Self::NoPlace { .. }
-                | Self::NeededByWaitingPod(_)
-                | Self::NoHold(_)
-                | Self::LateNode(_)
-        )
-    }
-
-    /// The value of the label `blocker` of metrics.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::LeftOutOfPlans => "left_out_of_plans",
-            Self::NoPlace { .. } => "no_place",
-            Self::NeededByWaitingPod(_) => "needed_by_waiting_pod",
-            Self::NoHold(_) => "no_hold",
-            Self::LateNode(_) => "late_node",
-            Self::InvalidPod(_) => "invalid_pod",
-            Self::DaemonLeftOut => "daemon_left_out",
-            Self::SpotToSpot => "spot_to_spot",
-        }
-    }
-
-    /// The pod that it names.
-    pub fn pod(&self) -> Option<&str> {
-        match self {
-            Self::NoPlace { pod, .. } | Self::NeededByWaitingPod(pod) | Self::NoHold(pod) | Self::InvalidPod(pod) => {
-                Some(pod)
-            }
-            Self::LeftOutOfPlans | Self::LateNode(_) | Self::DaemonLeftOut | Self::SpotToSpot => None,
-        }
-    }
-}
-
-impl fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::LeftOutOfPlans => f.write_str("the planner failed over the node, which is left out of plans"),
-            Self::NoPlace { pod, reason } => {
-                write!(f, "not all pods would schedule: {pod} fits on no other node, and on no new node: {reason}")
-            }
-            Self::NeededByWaitingPod(pod) => write!(f, "pod {pod}, which waits, has no place without the node"),
-            Self::NoHold(pod) => write!(
-                f,
-                "not all pods would schedule: {pod} fits only on a node that Stowage does not manage, or that is not initialized"
-            ),
-            Self::LateNode(claim) => write!(
-                f,
-                "its pods need a new node, and the newest of its NodePool, that of NodeClaim {claim}, is not initialized: \
-                 see its events; disruption goes on when it is, or when the NodePool changes"
-            ),
-            Self::InvalidPod(pod) => write!(f, "the spec of pod {pod} is invalid, so that where it fits is not known"),
-            Self::DaemonLeftOut => f.write_str(
-                "its pods need a new node, which would have no room for the pods of a DaemonSet that is left out of plans",
-            ),
-            Self::SpotToSpot => f.write_str("its pods need a new node, and can't replace a spot node with a spot node"),
-        }
-    }
-}
 
 /// Result of a simulated removal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -153,14 +64,18 @@ pub struct Simulator {
 /// A node that can be removed.
 #[derive(Debug)]
 struct Removable {
-    node: String,
-    pool: String,
-    capacity: Resources,
-    is_spot: bool,
-    /// Those that need another node.
-    pods: Vec<PodEntry>,
+    facts: Arc<NodeFacts>,
+    /// Pods of it whose successors have a hold.
+    moved: BTreeSet<Arc<str>>,
     /// An obstacle that needs no plan.
     known: Option<Obstacle>,
+}
+
+impl Removable {
+    /// The pods that need another node.
+    fn pods(&self) -> impl Iterator<Item = &PodEntry> {
+        self.facts.pods.iter().filter(|entry| self.moved.is_empty() || !self.moved.contains(&entry.key))
+    }
 }
 
 impl Simulator {
@@ -168,6 +83,7 @@ impl Simulator {
     pub fn new<'c>(
         state: &ClusterState,
         holds: &Holds,
+        facts: &Facts,
         cache: &mut SnapshotCache,
         request: SnapshotRequest<'_>,
         claims: impl IntoIterator<Item = &'c str>,
@@ -176,29 +92,18 @@ impl Simulator {
         demand.pending.extend(unattempted(state, holds, request.now));
         let snapshot = take(state, holds, demand, cache, request);
         let panicked: BTreeSet<&String> = snapshot.panicked_nodes.iter().collect();
-        let moved = moved_pods(holds);
-        let removable = claims.into_iter().filter_map(|name| {
-            let claim = state.claims.get(name)?;
-            let node = state.node_of(claim)?.name_any();
-            let left_out = panicked.contains(&node).then_some(Obstacle::LeftOutOfPlans);
-            let mut removable = Removable {
-                pool: claim.node_pool().unwrap_or_default().to_owned(),
-                capacity: cache.types().capacity(claim),
-                is_spot: offering_of(claim).is_some_and(|(_, _, kind)| kind == CapacityType::Spot),
-                pods: Vec::new(),
-                known: left_out,
-                node,
-            };
-            for pod in state.pods_on(&removable.node).filter(|pod| pod.reschedulable()) {
-                match &pod.entry {
-                    Ok(entry) if !moved.contains(&*entry.key) => removable.pods.push(entry.clone()),
-                    Ok(_) => {}
-                    Err(_) => {
-                        removable.known = removable.known.or_else(|| Some(Obstacle::InvalidPod(pod.key().into())));
-                    }
-                }
+        let mut moved: BTreeMap<&str, BTreeSet<Arc<str>>> = BTreeMap::new();
+        for pod in moved_pods(holds).into_iter().filter_map(|key| state.pods.get(key)) {
+            if let (Some(node), Ok(entry)) = (&pod.node, &pod.entry) {
+                moved.entry(node).or_default().insert(Arc::clone(&entry.key));
             }
-            Some((name.to_owned(), removable))
+        }
+        let claims: HashSet<&str> = claims.into_iter().collect();
+        let removable = facts.nodes.iter().filter(|facts| claims.contains(&*facts.claim)).map(|facts| {
+            let left_out = panicked.contains(&facts.node).then_some(Obstacle::LeftOutOfPlans);
+            let known = left_out.or_else(|| facts.invalid_pod.clone().map(Obstacle::InvalidPod));
+            let moved = moved.remove(&*facts.node).unwrap_or_default();
+            (facts.claim.clone(), Removable { facts: Arc::clone(facts), moved, known })
         });
         let removable = removable.collect();
         Self { snapshot, removable, daemons_left_out: false, late: pools_with_late_nodes(state, request.now) }
@@ -224,7 +129,7 @@ impl Simulator {
         });
         let left_out: BTreeSet<&str> = left_out.collect();
         for (claim, removable) in &mut self.removable {
-            if left_out.contains(&*removable.node) || left_out.contains(&**claim) {
+            if left_out.contains(&*removable.facts.node) || left_out.contains(&**claim) {
                 removable.known = Some(Obstacle::LeftOutOfPlans);
             }
         }
@@ -262,7 +167,7 @@ impl Simulator {
         let (problem, node_refs) = self.problem_without(without, &removed);
         let waiting = self.waiting_pods();
         let claims: Vec<&String> =
-            removed.iter().flat_map(|(claim, removable)| removable.pods.iter().map(|_| *claim)).collect();
+            removed.iter().flat_map(|(claim, removable)| removable.pods().map(|_| *claim)).collect();
         let claim_of = |pod: &usize| pod.checked_sub(waiting).and_then(|at| claims.get(at)).copied();
         let plan = plan_with(&problem, &self.snapshot.column_cache, effort);
         for node in &plan.new_nodes {
@@ -275,7 +180,7 @@ impl Simulator {
                     out.find(claim, Obstacle::LateNode(late.clone()));
                 } else if self.daemons_left_out {
                     out.find(claim, Obstacle::DaemonLeftOut);
-                } else if is_spot && self.removable.get(claim).is_some_and(|removable| removable.is_spot) {
+                } else if is_spot && self.removable.get(claim).is_some_and(|removable| removable.facts.is_spot) {
                     out.find(claim, Obstacle::SpotToSpot);
                 }
             }
@@ -321,12 +226,12 @@ impl Simulator {
             all.filter(|(_, node_ref)| stays(node_ref)).map(|(node, node_ref)| (Arc::clone(node), node_ref)).unzip();
         let mut pools = base.pools.clone();
         for pool in &mut pools {
-            for (_, removable) in removed.iter().filter(|(_, removable)| *removable.pool == *pool.name) {
-                pool.usage.sub(&removable.capacity);
+            for (_, removable) in removed.iter().filter(|(_, removable)| *removable.facts.pool == *pool.name) {
+                pool.usage.sub(&removable.facts.capacity);
                 pool.node_count -= 1;
             }
         }
-        let moving = removed.iter().flat_map(|(_, removable)| &removable.pods);
+        let moving = removed.iter().flat_map(|(_, removable)| removable.pods());
         let problem = Problem {
             pods: base.pods.iter().chain(moving).cloned().collect(),
             nodes,

@@ -22,6 +22,11 @@ pub struct Verdict {
 }
 
 impl Verdict {
+    /// A node that is no candidate.
+    pub fn stays(claim: String, price: MicroUsd, blocker: Blocker) -> Self {
+        Self { claim, price, saving: MicroUsd(0), blockers: vec![blocker] }
+    }
+
     /// The value of the label `blocker` of metrics.
     pub fn kind(&self) -> &'static str {
         self.blockers.first().map_or("none", Blocker::kind)

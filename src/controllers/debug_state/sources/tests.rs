@@ -10,7 +10,6 @@ use crate::decisions::disruption::consolidation::Memory;
 use crate::decisions::disruption::verdicts::Reports;
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::model::time::UnixMillis;
-use crate::state::instance_types::InstanceTypes;
 use crate::test_support::failures::World;
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects;
@@ -37,15 +36,7 @@ async fn the_leader_adds_its_caps_its_quarantine_and_its_last_decisions() {
     ctx.cluster
         .update(|state| state.apply_pod(&objects::pod("b", &json!({"status": {"conditions": [condition]}})), now));
     let (memory, queue) = (&mut Memory::default(), EventQueue::start(&ctx));
-    let chosen = consolidation::choose(
-        memory,
-        &mut Reports::default(),
-        &ctx,
-        &Arc::default(),
-        &InstanceTypes::default(),
-        &queue,
-    )
-    .await;
+    let chosen = consolidation::choose(memory, &mut Reports::default(), &ctx, &Arc::default(), &queue).await;
     assert!(chosen.is_empty());
     ctx.derived.holds(&ctx.cluster.read(), now);
     let shown = document(&sources, now);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::decisions::disruption::blockers::Blocker;
-use crate::decisions::disruption::simulate::Obstacle;
+use crate::decisions::disruption::obstacle::Obstacle;
 use crate::model::time::UnixMillis;
 
 /// First and longest backoff of a node whose pods have no other place; it doubles.

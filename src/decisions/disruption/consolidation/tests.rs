@@ -10,8 +10,8 @@ use crate::test_support::small_cluster::{NOW, SmallCluster};
 
 /// Nodes of the cluster that are removed now, with what was decided.
 fn decide_with(cluster: &SmallCluster, memory: &mut Memory, most: usize, now: UnixMillis) -> Decision {
-    let types = cluster.types();
-    let request = Request { pools: &cluster.pools, types: &types, most, now };
+    let facts = cluster.facts();
+    let request = Request { pools: &cluster.pools, facts: &facts, most, now };
     let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), memory, request);
     let simulator = cluster.simulator();
     consolidation.decide(memory, 0, |without| Some(simulator.simulate(without, Effort::Quick)), now)
@@ -35,8 +35,8 @@ fn no_purchases() -> Value {
 }
 
 fn verdicts(cluster: &SmallCluster, memory: &mut Memory, holds: &Holds, most: usize, now: UnixMillis) -> Vec<Verdict> {
-    let types = cluster.types();
-    let request = Request { pools: &cluster.pools, types: &types, most, now };
+    let facts = cluster.facts();
+    let request = Request { pools: &cluster.pools, facts: &facts, most, now };
     let consolidation = Consolidation::begin(&cluster.state, holds, memory, request);
     let simulator = cluster.simulator();
     let decision = consolidation.decide(memory, 0, |without| Some(simulator.simulate(without, Effort::Quick)), now);
@@ -391,10 +391,10 @@ fn a_decision_waits_up_to_15_seconds_for_nodes_that_are_quiet_soon() {
         cluster.add_node(name, "p", "small/on-demand");
         cluster.add_pod(name, Some(name), "100m", &json!({}));
     }
-    let (types, mut memory, second) = (cluster.types(), Memory::default(), Duration::from_secs(1));
+    let (mut memory, second) = (Memory::default(), Duration::from_secs(1));
     let mut waits = |cluster: &SmallCluster, after: u32| {
-        let now = NOW + second * after;
-        let request = Request { pools: &cluster.pools, types: &types, most: 100, now };
+        let (now, facts) = (NOW + second * after, cluster.facts());
+        let request = Request { pools: &cluster.pools, facts: &facts, most: 100, now };
         let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut memory, request);
         (consolidation.waits(&mut memory, now), memory.next_eligible)
     };
@@ -480,8 +480,8 @@ fn nothing_is_decided_where_the_planner_fails() {
         cluster.add_node(name, "p", "small/on-demand");
         cluster.add_pod(name, Some(name), "500m", &json!({}));
     }
-    let types = cluster.types();
-    let request = Request { pools: &cluster.pools, types: &types, most: 100, now: NOW };
+    let facts = cluster.facts();
+    let request = Request { pools: &cluster.pools, facts: &facts, most: 100, now: NOW };
     let mut memory = Memory::default();
     let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut memory, request);
     assert_eq!(consolidation.decide(&mut memory, 0, |_| None, NOW).claims, [""; 0]);
@@ -499,8 +499,8 @@ fn a_tenant_does_not_make_the_evictions_of_others_cheaper() {
         cluster.add_pod("web", Some("a"), "500m", &json!({}));
         let costly = json!({"metadata": {"annotations": {(labels::POD_DELETION_COST): cost}}});
         cluster.add_pod("tenant", Some("b"), "500m", &costly);
-        let types = cluster.types();
-        let request = Request { pools: &cluster.pools, types: &types, most: 9, now: NOW };
+        let facts = cluster.facts();
+        let request = Request { pools: &cluster.pools, facts: &facts, most: 9, now: NOW };
         let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut Memory::default(), request);
         let gain = |claim: &str| consolidation.sources.iter().find(|source| source.claim == claim).unwrap().gain;
         (gain("a"), gain("b"))
@@ -571,8 +571,8 @@ fn the_objective_is_within_five_percent_of_exhaustive_search_with_the_planner() 
                 }
             }
         }
-        let types = cluster.types();
-        let request = Request { pools: &cluster.pools, types: &types, most: 100, now: NOW };
+        let facts = cluster.facts();
+        let request = Request { pools: &cluster.pools, facts: &facts, most: 100, now: NOW };
         let mut memory = Memory::default();
         let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut memory, request);
         let simulator = cluster.simulator();

@@ -3,9 +3,10 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::decisions::disruption::candidates::candidates;
+use crate::decisions::disruption::node_facts::FactsCache;
 use crate::decisions::holds::resolve;
 use crate::model::labels;
-use crate::state::instance_types::InstanceTypes;
 use crate::test_support::objects;
 
 const READY: &str = r#"{"Launched": "00", "Registered": "00", "Initialized": "00", "Drifted": "05"}"#;
@@ -139,7 +140,8 @@ fn nodes_of_static_pools_are_left_alone() {
     state.apply_pool(pool(json!({"replicas": 1})));
     assert_eq!(names(&state), []);
     let holds = resolve(&state, UnixMillis(1_000));
-    assert!(crate::decisions::disruption::candidates::candidates(&state, &holds, &InstanceTypes::default()).is_empty());
+    let facts = FactsCache::default().update(&state, &[]);
+    assert!(candidates(&state, &holds, &facts).is_empty() && facts.nodes.len() == 1);
 }
 
 #[test]

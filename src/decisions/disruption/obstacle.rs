@@ -1,0 +1,89 @@
+//! What a simulated removal of a node runs into.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// Why the removal of a node is not complete, or not wanted to save costs. The first of several counts. Pods are named `namespace/name`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Obstacle {
+    /// Plans fail over the node.
+    LeftOutOfPlans,
+    /// This pod fits on no node and no new node.
+    NoPlace { pod: Arc<str>, reason: String },
+    /// This pod, which waits, has no place without the node.
+    NeededByWaitingPod(Arc<str>),
+    /// This pod goes to a node where no hold can be written: one that is not ours, or not initialized.
+    NoHold(Arc<str>),
+    /// A pod needs a new node of a NodePool whose newest node does not start up: that of this NodeClaim.
+    LateNode(String),
+    /// The spec of this pod is invalid, so that where it fits is not known.
+    InvalidPod(Arc<str>),
+    /// A new node would be without the pods of a DaemonSet that is left out of plans.
+    DaemonLeftOut,
+    /// A pod of a spot node goes to a new spot node, which may be interrupted sooner than the one that runs.
+    SpotToSpot,
+}
+
+impl Obstacle {
+    /// Whether a drifted node stays, too: the price of its replacement does not matter.
+    pub fn concerns_drift(&self) -> bool {
+        matches!(
+            self,
+            Self::LeftOutOfPlans
+                | Self::NoPlace { .. }
+                | Self::NeededByWaitingPod(_)
+                | Self::NoHold(_)
+                | Self::LateNode(_)
+        )
+    }
+
+    /// The value of the label `blocker` of metrics.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::LeftOutOfPlans => "left_out_of_plans",
+            Self::NoPlace { .. } => "no_place",
+            Self::NeededByWaitingPod(_) => "needed_by_waiting_pod",
+            Self::NoHold(_) => "no_hold",
+            Self::LateNode(_) => "late_node",
+            Self::InvalidPod(_) => "invalid_pod",
+            Self::DaemonLeftOut => "daemon_left_out",
+            Self::SpotToSpot => "spot_to_spot",
+        }
+    }
+
+    /// The pod that it names.
+    pub fn pod(&self) -> Option<&str> {
+        match self {
+            Self::NoPlace { pod, .. } | Self::NeededByWaitingPod(pod) | Self::NoHold(pod) | Self::InvalidPod(pod) => {
+                Some(pod)
+            }
+            Self::LeftOutOfPlans | Self::LateNode(_) | Self::DaemonLeftOut | Self::SpotToSpot => None,
+        }
+    }
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LeftOutOfPlans => f.write_str("the planner failed over the node, which is left out of plans"),
+            Self::NoPlace { pod, reason } => {
+                write!(f, "not all pods would schedule: {pod} fits on no other node, and on no new node: {reason}")
+            }
+            Self::NeededByWaitingPod(pod) => write!(f, "pod {pod}, which waits, has no place without the node"),
+            Self::NoHold(pod) => write!(
+                f,
+                "not all pods would schedule: {pod} fits only on a node that Stowage does not manage, or that is not initialized"
+            ),
+            Self::LateNode(claim) => write!(
+                f,
+                "its pods need a new node, and the newest of its NodePool, that of NodeClaim {claim}, is not initialized: \
+                 see its events; disruption goes on when it is, or when the NodePool changes"
+            ),
+            Self::InvalidPod(pod) => write!(f, "the spec of pod {pod} is invalid, so that where it fits is not known"),
+            Self::DaemonLeftOut => f.write_str(
+                "its pods need a new node, which would have no room for the pods of a DaemonSet that is left out of plans",
+            ),
+            Self::SpotToSpot => f.write_str("its pods need a new node, and can't replace a spot node with a spot node"),
+        }
+    }
+}
