@@ -4,7 +4,7 @@
 //!
 //! `cargo bench --bench disruption [-- NODES]`: the clusters of at most this many nodes (2,000).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,8 @@ use fastrand::Rng;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stowage::parts::{
-    ClusterState, Consolidation, Decision, DerivedState, Effort, InstanceTypes, Memory, ReadyPool, Request, Resources,
-    Settings, Simulator, SnapshotRequest, SpotPricing, UnixMillis, embedded,
+    ClusterState, Consolidation, Decision, DerivedState, Effort, InstanceType, InstanceTypes, Memory, ReadyPool,
+    Request, Resources, Settings, Simulator, SnapshotRequest, SpotPricing, UnixMillis, embedded, plan,
 };
 
 const NOW: UnixMillis = UnixMillis(1_800_000_000_000);
@@ -40,77 +40,113 @@ impl App {
         Self { name: format!("app-{at}"), cpu, memory }
     }
 
-    fn pod(&self, name: &str, node: &str, is_spread: bool) -> Value {
+    fn pod(&self, name: &str, node: Option<&str>, is_spread: bool) -> Value {
         let spread = json!([{"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway",
             "labelSelector": {"matchLabels": {"app": self.name}}}]);
         let requests = json!({"cpu": format!("{}m", self.cpu), "memory": format!("{}Mi", self.memory)});
+        let rejected = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
         let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": self.name, "uid": self.name, "controller": true}]);
         json!({
             "metadata": {"name": name, "namespace": "n", "uid": name, "labels": {"app": self.name}, "creationTimestamp": CREATED, "ownerReferences": owner},
             "spec": {"nodeName": node, "containers": [{"name": "c", "image": "i", "resources": {"requests": requests}}],
                 "topologySpreadConstraints": if is_spread { spread } else { json!([]) }},
-            "status": {"phase": "Running"},
+            "status": {"phase": "Running", "conditions": if node.is_some() { json!([]) } else { rejected }},
         })
     }
-}
-
-/// A node with what is free: millicores and bytes.
-struct Node {
-    name: String,
-    cpu: i64,
-    memory: i64,
-    /// Names with the index of their application.
-    pods: Vec<(String, usize)>,
 }
 
 struct Cluster {
     state: ClusterState,
     pools: Vec<ReadyPool>,
     apps: Vec<App>,
-    nodes: Vec<Node>,
-    pods: usize,
+    /// Pods by node: their names, with the index of their application.
+    nodes: BTreeMap<String, Vec<(String, usize)>>,
+    /// Numbers of nodes and pods so far.
+    counts: (usize, usize),
 }
 
 impl Cluster {
-    fn add_pod(&mut self, node: usize, app: usize) {
-        let (of, on) = (&self.apps[app], &mut self.nodes[node]);
-        self.pods += 1;
-        let name = format!("pod-{}", self.pods);
-        (on.cpu, on.memory) = (on.cpu - of.cpu, on.memory - (of.memory << 20));
-        self.state.apply_pod(&read(of.pod(&name, &on.name, app.is_multiple_of(3))), UnixMillis(1));
-        on.pods.push((name, app));
+    /// Adds a node, and returns its name.
+    fn add_node(&mut self, found: &InstanceType, zone: &str) -> String {
+        let name = format!("node-{:05}", self.counts.0);
+        self.counts.0 += 1;
+        let labels = json!({
+            "kubernetes.io/hostname": name, "topology.kubernetes.io/zone": zone, "kubernetes.io/arch": "amd64",
+            "kubernetes.io/os": "linux", "karpenter.sh/nodepool": "default", "karpenter.sh/capacity-type": "on-demand",
+            "node.kubernetes.io/instance-type": &*found.name, "karpenter.sh/initialized": "true", "karpenter.sh/registered": "true",
+        });
+        let resources = |resources: &Resources| json!(resources.to_map());
+        let (capacity, allocatable) = (resources(&found.capacity), resources(&found.allocatable));
+        let id = format!("aws:///{zone}/{name}");
+        let condition = |kind: &str| json!({"type": kind, "status": "True", "reason": kind, "message": "", "lastTransitionTime": CREATED});
+        let meta = json!({"name": name, "uid": name, "labels": labels, "creationTimestamp": CREATED});
+        self.state.apply_node(read(json!({"metadata": meta, "spec": {"providerID": id},
+            "status": {"allocatable": allocatable, "capacity": capacity, "conditions": [{"type": "Ready", "status": "True"}]}})));
+        let conditions: Vec<Value> = ["Launched", "Registered", "Initialized"].map(condition).into();
+        self.state.apply_claim(read(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": meta,
+            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}},
+            "status": {"providerID": id, "capacity": capacity, "allocatable": allocatable, "conditions": conditions}})));
+        self.nodes.insert(name.clone(), Vec::new());
+        name
     }
 
-    /// Removes nodes. Their pods go to the first nodes with room; those without room end.
-    fn remove(&mut self, claims: &[String]) {
-        let removed: BTreeSet<&String> = claims.iter().collect();
-        let (gone, kept) = std::mem::take(&mut self.nodes).into_iter().partition(|node| removed.contains(&node.name));
-        self.nodes = kept;
-        let mut first = 0;
-        for (pod, app) in Vec::<Node>::into_iter(gone).flat_map(|node| node.pods) {
-            self.state.delete_pod(&format!("n/{pod}"), UnixMillis(1));
-            let fits = |node: &Node| self.apps[app].cpu <= node.cpu && self.apps[app].memory << 20 <= node.memory;
-            if let Some(at) = (first..self.nodes.len()).find(|at| fits(&self.nodes[*at])) {
-                self.add_pod(at, app);
-            }
-            first = if first + 1 < self.nodes.len() { first + 1 } else { 0 };
+    /// Adds a pod on a node, or one that the scheduler rejected. Returns its key.
+    fn add_pod(&mut self, node: Option<&str>, app: usize) -> String {
+        self.counts.1 += 1;
+        let name = format!("pod-{}", self.counts.1);
+        let pod = read(self.apps[app].pod(&name, node, app.is_multiple_of(3)));
+        self.state.apply_pod(&pod, UnixMillis(1));
+        if let Some(pods) = node.and_then(|node| self.nodes.get_mut(node)) {
+            pods.push((name.clone(), app));
         }
+        format!("n/{name}")
+    }
+
+    /// Removes nodes. Their pods go where the planner places them.
+    fn remove(&mut self, claims: &[String], derived: &DerivedState, request: (&Settings, UnixMillis)) {
+        let mut moved: BTreeMap<String, usize> = BTreeMap::new();
         for claim in claims {
+            for (pod, app) in self.nodes.remove(claim).unwrap_or_default() {
+                self.state.delete_pod(&format!("n/{pod}"), UnixMillis(1));
+                moved.insert(self.add_pod(None, app), app);
+            }
             self.state.delete_node(claim);
             self.state.delete_claim(claim);
+        }
+        let pools = self.pools.clone();
+        let snapshot =
+            derived.snapshot(&self.state, SnapshotRequest { pools: &pools, settings: request.0, now: request.1 });
+        let plan = plan(&snapshot.problem, &snapshot.column_cache);
+        assert!(plan.unschedulable.is_empty(), "pods without a place");
+        let on_new: Vec<_> = plan
+            .new_nodes
+            .iter()
+            .map(|node| (self.add_node(&node.choices[0].instance_type, &node.choices[0].zone), &node.pods))
+            .collect();
+        let existing = |at: usize| snapshot.node_refs[at].node.clone().expect("every node is registered");
+        let on_existing = plan.placements.iter().map(|placement| (existing(placement.node), &placement.pods));
+        for (node, pods) in on_existing.chain(on_new) {
+            for pod in pods {
+                let key = &*snapshot.problem.pods[*pod].key;
+                self.state.delete_pod(key, UnixMillis(1));
+                self.add_pod(Some(&node), moved[key]);
+            }
         }
     }
 
     /// Ends pods of different nodes.
     fn end_pods(&mut self, count: usize, rng: &mut Rng) {
+        let names: Vec<String> = self.nodes.keys().cloned().collect();
         for _ in 0..count {
-            let at = rng.usize(..self.nodes.len());
-            if let Some((pod, app)) = self.nodes[at].pods.pop() {
-                self.nodes[at].cpu += self.apps[app].cpu;
-                self.nodes[at].memory += self.apps[app].memory << 20;
+            let node = &names[rng.usize(..names.len())];
+            if let Some((pod, _)) = self.nodes.get_mut(node).and_then(Vec::pop) {
                 self.state.delete_pod(&format!("n/{pod}"), UnixMillis(1));
             }
         }
+    }
+
+    fn pod_count(&self) -> usize {
+        self.nodes.values().map(Vec::len).sum()
     }
 
     fn bill(&self, types: &InstanceTypes) -> f64 {
@@ -129,7 +165,7 @@ fn cluster(nodes: usize, seed: u64) -> Cluster {
     let (rng, state) = (&mut Rng::with_seed(seed), ClusterState::default());
     let apps: Vec<App> = (0..nodes.max(30)).map(|at| App::new(at, rng)).collect();
     let pools = vec![ReadyPool { pool: Arc::new(read(pool.clone())), catalog: Arc::clone(&catalog) }];
-    let mut out = Cluster { state, pools, apps, nodes: Vec::new(), pods: 0 };
+    let mut out = Cluster { state, pools, apps, nodes: BTreeMap::new(), counts: (0, 0) };
     out.state.apply_pool(read(pool));
     for at in 0..nodes {
         let (family, size) =
@@ -137,31 +173,14 @@ fn cluster(nodes: usize, seed: u64) -> Cluster {
         let type_name = format!("{family}.{size}");
         let found =
             catalog.instance_types.iter().find(|found| *found.name == *type_name).expect("a type of the catalog");
-        let (name, zone) = (format!("node-{at:05}"), format!("us-east-1{}", ["a", "b", "c"][at % 3]));
-        let labels = json!({
-            "kubernetes.io/hostname": name, "topology.kubernetes.io/zone": zone, "kubernetes.io/arch": "amd64",
-            "kubernetes.io/os": "linux", "karpenter.sh/nodepool": "default", "karpenter.sh/capacity-type": "on-demand",
-            "node.kubernetes.io/instance-type": type_name, "karpenter.sh/initialized": "true", "karpenter.sh/registered": "true",
-        });
-        let resources = |resources: &Resources| json!(resources.to_map());
-        let (capacity, allocatable) = (resources(&found.capacity), resources(&found.allocatable));
-        let id = format!("aws:///{zone}/{name}");
-        let condition = |kind: &str| json!({"type": kind, "status": "True", "reason": kind, "message": "", "lastTransitionTime": CREATED});
-        let meta = json!({"name": name, "uid": name, "labels": labels, "creationTimestamp": CREATED});
-        out.state.apply_node(read(json!({"metadata": meta, "spec": {"providerID": id},
-            "status": {"allocatable": allocatable, "capacity": capacity, "conditions": [{"type": "Ready", "status": "True"}]}})));
-        let conditions: Vec<Value> = ["Launched", "Registered", "Initialized"].map(condition).into();
-        out.state.apply_claim(read(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": meta,
-            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}},
-            "status": {"providerID": id, "capacity": capacity, "allocatable": allocatable, "conditions": conditions}})));
+        let name = out.add_node(found, &format!("us-east-1{}", ["a", "b", "c"][at % 3]));
         let (room, fill) = (&found.allocatable, rng.i64(10..=66));
         let (mut cpu, mut memory) = (room.cpu.0 * fill / 100, (room.memory.0 >> 20) * fill / 100);
-        out.nodes.push(Node { name, cpu: room.cpu.0, memory: room.memory.0, pods: Vec::new() });
         for _ in 0..60 {
             let app = rng.usize(..out.apps.len());
             if out.apps[app].cpu <= cpu && out.apps[app].memory <= memory {
                 (cpu, memory) = (cpu - out.apps[app].cpu, memory - out.apps[app].memory);
-                out.add_pod(at, app);
+                out.add_pod(Some(&name), app);
             }
         }
     }
@@ -210,26 +229,22 @@ impl Bench {
     /// the saving in USD per hour.
     fn one_at_a_time(&self) -> (Vec<String>, f64) {
         let (simulator, state) = (self.gather(), &self.cluster.state);
-        let mut order: Vec<(&Node, f64)> = self
-            .cluster
-            .nodes
-            .iter()
-            .map(|node| (node, self.types.price(&state.claims[&node.name]).usd()))
-            .filter(|(node, _)| !node.pods.is_empty())
-            .collect();
+        let nodes = self.cluster.nodes.iter().filter(|(_, pods)| !pods.is_empty());
+        let mut order: Vec<(&String, usize, f64)> =
+            nodes.map(|(node, pods)| (node, pods.len(), self.types.price(&state.claims[node]).usd())).collect();
         #[expect(clippy::cast_precision_loss, reason = "few pods")]
-        let key = |(node, price): &(&Node, f64)| price / node.pods.len() as f64;
+        let key = |(_, pods, price): &(&String, usize, f64)| price / *pods as f64;
         order.sort_by(|a, b| key(b).total_cmp(&key(a)));
         let (mut removed, mut price_of_removed, mut saving) = (BTreeSet::new(), 0.0, 0.0);
-        for (node, price) in order {
-            removed.insert(node.name.clone());
+        for (node, _, price) in order {
+            removed.insert(node.clone());
             let outcome = simulator.simulate(&removed, Effort::Quick);
             let purchases: f64 = outcome.purchases.values().map(|price| price.usd()).sum();
             let saved = price_of_removed + price - purchases;
             if outcome.obstacles.is_empty() && saved - saving >= price / 10.0 {
                 (price_of_removed, saving) = (price_of_removed + price, saved);
             } else {
-                removed.remove(&node.name);
+                removed.remove(node);
             }
         }
         (removed.into_iter().collect(), saving)
@@ -243,28 +258,29 @@ impl Bench {
 fn decisions(nodes: usize, seed: u64, efforts: &[Effort]) {
     for effort in efforts {
         let mut bench = Bench::new(cluster(nodes, seed));
-        let (pods, bill) = (bench.cluster.pods, bench.cluster.bill(&bench.types));
+        let (pods, bill) = (bench.cluster.pod_count(), bench.cluster.bill(&bench.types));
         // Fills the caches, as in a process that runs.
         drop(bench.gather());
         let (first, seconds, gathered) = bench.decide(*effort);
         assert!(first.saving.0 > 0, "nothing is saved");
         let (mut last, mut decisions) = (first.clone(), 1);
         while !last.claims.is_empty() && decisions < 60 {
-            bench.cluster.remove(&last.claims);
+            bench.cluster.remove(&last.claims, &bench.derived, (&bench.settings, bench.now));
             bench.now += Duration::from_mins(1);
             last = bench.decide(*effort).0;
             decisions += 1;
         }
+        let last_bill = bench.cluster.bill(&bench.types);
         bench.cluster.end_pods(100, &mut Rng::with_seed(seed));
         bench.now += Duration::from_mins(1);
         let (next, next_seconds, next_gathered) = bench.decide(*effort);
         println!(
-            "| {nodes}, {pods} | {effort:?} | {seconds:.2} ({gathered:.3}) | {} | {} | {} | {:.2} of {bill:.2} | {decisions} | {} | {next_seconds:.2} ({next_gathered:.3}) | {} | {} |",
+            "| {nodes}, {pods} | {effort:?} | {seconds:.2} ({gathered:.3}) | {} | {} | {} | {:.2} of {bill:.2} | {decisions} | {:.2} | {next_seconds:.2} ({next_gathered:.3}) | {} | {} |",
             first.plans,
             first.claims.len(),
             first.pods,
             first.saving.usd(),
-            bench.cluster.nodes.len(),
+            last_bill,
             next.plans,
             next.claims.len(),
         );
@@ -286,7 +302,7 @@ fn main() {
     let all = [(12, 1), (40, 2), (300, 3), (2_000, 4), (10_000, 5)];
     let clusters: Vec<(usize, u64)> = all.into_iter().filter(|(nodes, _)| *nodes <= most).collect();
     println!(
-        "| nodes, pods | plans | seconds (with the state) | plans made | removed | moved | USD/h saved | decisions until none | nodes left | \
+        "| nodes, pods | plans | seconds (with the state) | plans made | removed | moved | USD/h saved | decisions until none | USD/h then | \
          after 100 changes: seconds | plans made | removed |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|---|");

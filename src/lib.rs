@@ -45,6 +45,7 @@ pub mod parts {
     pub use crate::extender::{FilterArgs, Hold, NodeRoom, View, ViewInput, filter, prioritize};
     // Not the constants: the compiler reports a constant that no code emits.
     pub use crate::model::events::{ALL as EVENTS, EventType, InKarpenter, Topic};
+    pub use crate::model::offering::InstanceType;
     pub use crate::model::resources::Resources;
     pub use crate::model::time::UnixMillis;
     pub use crate::model::units::Millicores;

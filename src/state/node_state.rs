@@ -143,7 +143,8 @@ fn parse(quantities: &BTreeMap<String, Quantity>) -> Resources {
     Resources::from_map(quantities).unwrap_or_default()
 }
 
-fn reported_allocatable(node: &Node) -> Resources {
+/// What the kubelet reports as allocatable.
+pub fn reported_allocatable(node: &Node) -> Resources {
     node.status.as_ref().and_then(|status| status.allocatable.as_ref()).map(parse).unwrap_or_default()
 }
 

@@ -16,10 +16,10 @@ use kube::ResourceExt;
 use crate::decisions::disruption::blockers::{Blocker, budget_block};
 use crate::decisions::disruption::candidates::{Candidate, PoolAllowance, allowances, candidate};
 use crate::decisions::disruption::consolidation::backoff::Backoff;
-use crate::decisions::disruption::consolidation::market_value::Market;
+use crate::decisions::disruption::consolidation::market_value::{Floor, Market};
 use crate::decisions::disruption::consolidation::objective::PoolTerms;
 use crate::decisions::disruption::consolidation::order::{Source, by_surplus};
-use crate::decisions::disruption::consolidation::search::{IN_TURNS, Judgment, Limits, search};
+use crate::decisions::disruption::consolidation::search::{Judgment, Limits, search};
 use crate::decisions::disruption::eviction_cost::EvictionUnits;
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::decisions::disruption::obstacle::Obstacle;
@@ -48,6 +48,30 @@ pub struct Memory {
     nothing_chosen: Option<NothingChosen>,
     /// Since when the next decision waits for further candidates.
     waits_since: Option<UnixMillis>,
+    market: MarketCache,
+}
+
+/// The market, which changes only with the NodePools and their catalogs.
+#[derive(Debug, Default)]
+struct MarketCache {
+    pools: Vec<ReadyPool>,
+    market: Arc<Market>,
+    floor: Floor,
+}
+
+impl MarketCache {
+    fn update(&mut self, pools: &[ReadyPool]) {
+        let is_same = |(a, b): (&ReadyPool, &ReadyPool)| {
+            let generation = |ready: &ReadyPool| (ready.pool.metadata.uid.clone(), ready.pool.metadata.generation);
+            (Arc::ptr_eq(&a.pool, &b.pool) || generation(a).1.is_some() && generation(a) == generation(b))
+                && Arc::ptr_eq(&a.catalog, &b.catalog)
+        };
+        if self.pools.len() != pools.len() || !self.pools.iter().zip(pools).all(is_same) {
+            self.pools = pools.to_vec();
+            self.market = Arc::new(Market::new(pools.iter()));
+            self.floor = self.market.floor();
+        }
+    }
 }
 
 /// A decision waits while a further node may be removed within this time, so that they are removed together; for the maximum at most.
@@ -62,7 +86,8 @@ const REPEAT: Duration = Duration::from_mins(5);
 struct NothingChosen {
     situation: u64,
     since: UnixMillis,
-    decisions: usize,
+    /// Number of candidates that they tried.
+    tried: usize,
 }
 
 /// The parameters of a decision.
@@ -130,9 +155,14 @@ impl Consolidation {
             let blocker = if claim.is_leaving() { Blocker::Leaving } else { Blocker::NotInitialized };
             out.stays.push(Verdict::stays(claim.name_any(), facts.types.price(claim), blocker));
         }
-        let used: BTreeSet<&str> = facts.nodes.iter().map(|node| &*node.pool).collect();
-        let market = Market::new(pools.iter().filter(|ready| used.contains(&*ready.pool.name_any())));
+        memory.market.update(pools);
+        let market = Arc::clone(&memory.market.market);
+        out.limits.floor.clone_from(&memory.market.floor);
         for node in &facts.nodes {
+            if !node.is_leaving && node.quiet_since.is_some() {
+                let free = free(node);
+                out.limits.free = [out.limits.free[0] + free[0], out.limits.free[1] + free[1]];
+            }
             let candidate = match candidate(state, holds, node) {
                 Ok(candidate) => candidate,
                 Err(blocker) => {
@@ -229,8 +259,7 @@ impl Consolidation {
     /// Whether nothing would be chosen, because earlier decisions of the same situation tried every candidate.
     pub fn is_decided(&self, memory: &Memory, now: UnixMillis) -> bool {
         // With many candidates, some are tried in turns.
-        let decisions = self.nothing_chosen(memory, now).map_or(0, |last| last.decisions);
-        decisions >= self.sources.len().div_ceil(IN_TURNS)
+        self.nothing_chosen(memory, now).map_or(0, |last| last.tried) >= self.sources.len()
     }
 
     fn nothing_chosen(&self, memory: &Memory, now: UnixMillis) -> Option<NothingChosen> {
@@ -250,7 +279,8 @@ impl Consolidation {
             return Decision::default();
         }
         let mut trials = Trials::default();
-        let limits = Limits { waiting, ..self.limits.clone() };
+        let cluster = self.stays.len() + self.sources.len();
+        let limits = Limits { waiting, cluster, ..self.limits.clone() };
         let choice = search(&self.sources, &limits, &memory.cursor, |set| {
             let Some(outcome) = simulate(&self.claims(set)) else { return Judgment::Unknown };
             let obstacle = |at: &usize| Some((*at, outcome.obstacles.get(&self.sources[*at].claim)?));
@@ -268,7 +298,7 @@ impl Consolidation {
         let nothing = NothingChosen {
             situation: self.situation,
             since: last.map_or(now, |last| last.since),
-            decisions: last.map_or(0, |last| last.decisions) + 1,
+            tried: last.map_or(0, |last| last.tried) + choice.tried,
         };
         memory.nothing_chosen = choice.chosen.is_empty().then_some(nothing);
         for (at, source) in self.sources.iter().enumerate() {
@@ -419,9 +449,14 @@ fn limit(allowance: Option<&PoolAllowance>, most: usize) -> Option<Blocker> {
     (most == 0).then_some(Blocker::RateCap)
 }
 
+/// What is free on a node: millicores and bytes of memory.
+fn free(facts: &NodeFacts) -> [i64; 2] {
+    [facts.free.cpu.0.max(0), facts.free.memory.0.max(0)]
+}
+
 /// A candidate with the market value of its pods and what their eviction costs. Its gain is not known yet.
 fn source(market: &Market, candidate: &Candidate<'_>, units: EvictionUnits) -> Source {
-    let NodeFacts { claim, pool, price, load, largest, .. } = candidate.facts;
+    let NodeFacts { claim, pool, price, load, largest, pods, .. } = candidate.facts;
     // Where nothing can be bought, the pods are worth what they cost now.
     let market_value = market.value(pool, load, largest).unwrap_or(*price);
     Source {
@@ -430,6 +465,11 @@ fn source(market: &Market, candidate: &Candidate<'_>, units: EvictionUnits) -> S
         price: *price,
         pods: candidate.pods,
         units,
+        load: pods.iter().fold([0; 2], |[cpu, memory], entry| {
+            let requests = &entry.class.requests;
+            [cpu + requests.cpu.0, memory + requests.memory.0]
+        }),
+        free: free(candidate.facts),
         surplus: price.0.saturating_sub(market_value.0),
         gain: 0,
     }

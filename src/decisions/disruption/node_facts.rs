@@ -15,6 +15,7 @@ use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
 use crate::planner::input::pod::PodEntry;
 use crate::state::instance_types::{InstanceTypes, ReadyPool, offering_of};
+use crate::state::node_state::reported_allocatable;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::snapshot_cache::Inputs;
 use crate::state::tables::ClusterState;
@@ -38,6 +39,8 @@ pub struct NodeFacts {
     pub is_spot: bool,
     /// Pods on it that need another node when it is removed, those that are recreated in place included.
     pub pod_count: usize,
+    /// What is free on it.
+    pub free: Resources,
     /// Sum of the requests of these pods, and their elementwise maximum.
     pub load: Resources,
     pub largest: Resources,
@@ -63,6 +66,12 @@ impl NodeFacts {
         let reschedulable = || state.pods_on(&name).filter(|pod| pod.reschedulable());
         let last_event = state.last_pod_event.get(&*name).copied().unwrap_or_default();
         let settled_at = settled_at(pods());
+        let mut free = reported_allocatable(node);
+        state
+            .pods_on(&name)
+            .filter(|pod| pod.active())
+            .filter_map(|pod| pod.entry.as_ref().ok())
+            .for_each(|entry| free.sub(&entry.class.requests));
         Some(Self {
             claim: claim.name_any(),
             pool: claim.node_pool().unwrap_or_default().to_owned(),
@@ -73,6 +82,7 @@ impl NodeFacts {
             capacity: types.capacity(claim),
             is_spot: offering_of(claim).is_some_and(|(_, _, kind)| kind == CapacityType::Spot),
             pod_count: pods().count(),
+            free,
             load,
             largest,
             pods: reschedulable().filter_map(|pod| pod.entry.as_ref().ok()).cloned().collect(),

@@ -36,6 +36,44 @@ impl Market {
     }
 }
 
+/// Weights of a core and of a GiB whose sums a price is compared with.
+const WEIGHTS: [(f64, f64); 8] =
+    [(1.0, 0.0), (1.0, 0.03), (1.0, 0.06), (1.0, 0.12), (1.0, 0.25), (1.0, 0.5), (1.0, 1.0), (0.0, 1.0)];
+
+/// What new nodes with some CPU and memory cost at least, however they are chosen.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Floor(
+    /// Prices of a core and of a GiB whose sum no node undercuts.
+    pub Vec<(f64, f64)>,
+);
+
+impl Floor {
+    /// The least price per hour, micro-USD, of nodes that have these millicores and bytes together; zero where no offering is known.
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a bound: rounded down")]
+    pub fn cost(&self, [cpu, memory]: [i64; 2]) -> i64 {
+        let (cores, gib) = (cpu.max(0) as f64 / 1_000.0, memory.max(0) as f64 / GIB);
+        self.0.iter().map(|(core, byte)| (core * cores + byte * gib) as i64).max().unwrap_or(0)
+    }
+}
+
+const GIB: f64 = 1_073_741_824.0;
+
+impl Market {
+    /// The least prices over all NodePools.
+    #[expect(clippy::cast_precision_loss, reason = "a bound")]
+    pub fn floor(&self) -> Floor {
+        let per_weight = |(core, gib): (f64, f64)| {
+            let weight =
+                |offer: &Offer| core * offer.room.cpu.0 as f64 / 1_000.0 + gib * offer.room.memory.0 as f64 / GIB;
+            let offers = self.0.values().flatten();
+            let price =
+                offers.map(|offer| offer.price as f64 / weight(offer).max(f64::MIN_POSITIVE)).min_by(f64::total_cmp)?;
+            Some((price * core, price * gib))
+        };
+        Floor(WEIGHTS.into_iter().filter_map(per_weight).collect())
+    }
+}
+
 impl Offer {
     /// The cheapest offering of a type, of those that requirements and capacity allow.
     fn of(instance_type: &InstanceType, requirements: &Requirements) -> Option<Self> {
@@ -108,6 +146,23 @@ mod tests {
 
     fn load(cpu: i64, gib: i64) -> Resources {
         Resources { cpu: Millicores::from_cores(cpu), memory: Bytes::from_gib(gib), ..Resources::default() }
+    }
+
+    #[test]
+    fn no_nodes_cost_less_than_the_floor() {
+        let market = market(&json!([]));
+        let (floor, rng) = (market.floor(), &mut fastrand::Rng::with_seed(1));
+        let offers: Vec<&Offer> = market.0.values().flatten().collect();
+        for _ in 0..1_000 {
+            let bought: Vec<&Offer> = (0..rng.usize(1..9)).map(|_| offers[rng.usize(..offers.len())]).collect();
+            let cost: i64 = bought.iter().map(|offer| offer.price).sum();
+            let room = bought
+                .iter()
+                .fold([0, 0], |[cpu, memory], offer| [cpu + offer.room.cpu.0, memory + offer.room.memory.0]);
+            assert!(floor.cost(room) <= cost, "{room:?} for {cost}");
+            assert!(floor.cost([room[0], -1]) <= cost && floor.cost(room) * 2 >= cost, "{room:?} for {cost}");
+        }
+        assert_eq!(Market::default().floor().cost([1_000, 1 << 30]), 0);
     }
 
     #[test]

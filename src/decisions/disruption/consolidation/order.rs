@@ -13,6 +13,9 @@ pub struct Source {
     /// Pods that move when it is removed.
     pub pods: usize,
     pub units: EvictionUnits,
+    /// What these pods need, and what is free on the node: millicores and bytes of memory.
+    pub load: [i64; 2],
+    pub free: [i64; 2],
     /// Price less the market value of its pods: high on nearly empty nodes, and on full ones that cost more than others.
     pub surplus: i64,
     /// Price less the cost of its evictions: what its removal is worth if its pods fit on other nodes.
@@ -34,7 +37,17 @@ mod tests {
     fn source(claim: &str, price: i64, pods: usize, market_value: i64) -> Source {
         let units = 1_000 * i64::try_from(pods + 1).unwrap();
         let (claim, pool, price) = (claim.into(), "p".into(), MicroUsd(price));
-        Source { claim, pool, price, pods, units: EvictionUnits(units), surplus: price.0 - market_value, gain: 0 }
+        Source {
+            claim,
+            pool,
+            price,
+            pods,
+            units: EvictionUnits(units),
+            load: [0; 2],
+            free: [0; 2],
+            surplus: price.0 - market_value,
+            gain: 0,
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::decisions::disruption::consolidation::market_value::Floor;
 use crate::decisions::disruption::consolidation::order::Source;
 
 /// Sets between the neighbors of the best prefix.
@@ -16,8 +17,10 @@ const CONFIRMATIONS: usize = 3;
 /// Changes of the best set in each round: nodes that are kept after all, further nodes, and exchanges.
 const GIVE_BACK: usize = 16;
 const ADD: usize = 32;
-/// So many of these are tried in turns.
-pub const IN_TURNS: usize = ADD / 2;
+/// So many of these are tried in turns, where not all are tried.
+const IN_TURNS: usize = ADD / 2;
+/// Work for reading the nodes in each plan: one for four nodes, at most this.
+const MAX_WORK_OF_NODES: usize = 500;
 const EXCHANGE: usize = 48;
 const ROUNDS: usize = 4;
 /// With at most as many sources all sets are tried, as far as the work allows, but those that cannot be better.
@@ -27,15 +30,20 @@ const WORK: usize = 20_000;
 const WORK_OF_A_PLAN: usize = 100;
 
 /// What may be removed at once.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Limits {
     pub nodes: usize,
     /// Pods that move; the first node may have more.
     pub pods: usize,
     /// Nodes by NodePool; none of other NodePools.
     pub of_pools: BTreeMap<String, i64>,
-    /// Other pods that each plan places, which takes time.
+    /// Other pods that each plan places, and nodes that it reads, which takes time.
     pub waiting: usize,
+    pub cluster: usize,
+    /// What is free on all nodes where pods may go, sources included: millicores and bytes of memory.
+    pub free: [i64; 2],
+    /// What new nodes cost at least.
+    pub floor: Floor,
 }
 
 /// What a plan says about the removal of a set of sources.
@@ -61,6 +69,8 @@ pub struct Choice {
     pub plans: usize,
     /// Where the next search goes on: each source is tried by itself after a bounded number of searches.
     pub cursor: String,
+    /// Number of sources up to there that this search tried.
+    pub tried: usize,
 }
 
 /// Searches among sources that are in order.
@@ -132,10 +142,26 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
         set.iter().map(|at| self.sources[*at].gain).sum()
     }
 
+    /// An upper bound on the worth of a set: its pods need new nodes at least where their sum exceeds what is free on the others.
+    fn bound(&self, set: &BTreeSet<usize>) -> i64 {
+        let mut missing = [0, 1].map(|resource| -self.limits.free[resource]);
+        for source in set.iter().map(|at| &self.sources[*at]) {
+            for (missing, (load, free)) in missing.iter_mut().zip(source.load.iter().zip(source.free)) {
+                *missing += load + free;
+            }
+        }
+        self.gain(set).saturating_sub(self.limits.floor.cost(missing))
+    }
+
+    /// Work of a plan besides its own pods.
+    fn work_of_a_plan(&self) -> usize {
+        self.limits.waiting + (self.limits.cluster / 4).min(MAX_WORK_OF_NODES) + WORK_OF_A_PLAN
+    }
+
     fn judge(&mut self, set: &BTreeSet<usize>) -> Judgment {
         self.best.plans += 1;
         let pods: usize = set.iter().map(|at| self.sources[*at].pods).sum();
-        self.work = self.work.saturating_sub(pods + self.limits.waiting + WORK_OF_A_PLAN);
+        self.work = self.work.saturating_sub(pods + self.work_of_a_plan());
         let judgment = (self.judge)(set);
         match &judgment {
             Judgment::Worth(worth) if *worth > self.best.worth => {
@@ -151,7 +177,7 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
     fn prefix(&mut self, order: &[usize]) -> Option<i64> {
         let mut set: BTreeSet<usize> = order.iter().copied().collect();
         for _ in 0..REPAIRS {
-            if set.is_empty() || self.gain(&set) <= self.best.worth {
+            if set.is_empty() || self.bound(&set) <= self.best.worth {
                 return None;
             }
             match self.judge(&set) {
@@ -224,27 +250,34 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
         }
     }
 
-    /// The sources that are added by themselves: the first ones, and if there are more, some of the others in turns.
-    fn others(&self) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.sources.len()).filter(|at| !self.best.stuck.contains(at)).collect();
-        if order.len() > ADD {
-            let mut rest = order.split_off(ADD - IN_TURNS);
-            let key = |at: &usize| (self.sources[*at].claim <= self.best.cursor, &self.sources[*at].claim);
-            rest.sort_by(|a, b| key(a).cmp(&key(b)));
-            order.extend(rest.into_iter().take(IN_TURNS));
+    /// The sources that are added by themselves, and whether they count as tried: all, or else the first ones and some in turns, alternating so
+    /// that little work, too, gets around.
+    fn others(&self) -> Vec<(usize, bool)> {
+        let order: Vec<usize> = (0..self.sources.len()).filter(|at| !self.best.stuck.contains(at)).collect();
+        let pods: usize = order.iter().map(|at| self.sources[*at].pods).sum();
+        if order.len() <= ADD && pods + order.len() * self.work_of_a_plan() <= self.work {
+            return order.into_iter().map(|at| (at, true)).collect();
         }
-        order
+        let key = |at: &usize| (self.sources[*at].claim <= self.best.cursor, &self.sources[*at].claim);
+        let mut in_turns = order.clone();
+        in_turns.sort_by(|a, b| key(a).cmp(&key(b)));
+        in_turns.truncate(IN_TURNS);
+        let mut first = order.into_iter().filter(|at| !in_turns.contains(at)).take(ADD - IN_TURNS);
+        in_turns.iter().flat_map(|at| [Some((*at, true)), first.next().map(|at| (at, false))]).flatten().collect()
     }
 
-    fn add(&mut self, others: &[usize]) {
-        for (number, at) in others.iter().enumerate() {
-            if self.work > 0 && number >= ADD - IN_TURNS {
+    fn add(&mut self, others: &[(usize, bool)]) {
+        let mut tried = 0;
+        for (at, counts) in others {
+            if *counts && self.work > 0 {
                 self.best.cursor.clone_from(&self.sources[*at].claim);
+                tried += 1;
             }
             if !self.best.chosen.contains(at) {
                 self.change(with(&self.best.chosen, *at));
             }
         }
+        self.best.tried = self.best.tried.max(tried);
     }
 
     fn exchange(&mut self) {

@@ -53,6 +53,8 @@ impl Node {
             price: MicroUsd(self.price),
             pods: self.pods.len(),
             units: EvictionUnits(1_000 * self.units()),
+            load: self.pods.iter().fold([0; 2], |[cpu, memory], pod| [cpu + pod[0], memory + pod[1]]),
+            free: self.free(),
             surplus: self.price - market_value,
             gain: self.price - UNIT * self.units(),
         }
@@ -139,7 +141,7 @@ impl Cluster<'_> {
 }
 
 fn limits(nodes: usize, pods: usize) -> Limits {
-    Limits { nodes, pods, of_pools: [("p".to_owned(), 1_000)].into(), waiting: 0 }
+    Limits { nodes, pods, of_pools: [("p".to_owned(), 1_000)].into(), ..Limits::default() }
 }
 
 fn worth(judgment: &Judgment) -> i64 {
@@ -179,7 +181,7 @@ fn the_objective_is_within_five_percent_of_exhaustive_search() {
 
 fn source(claim: &str, pool: &str, pods: usize, gain: i64) -> Source {
     let (claim, pool, price, units) = (claim.into(), pool.into(), MicroUsd(gain), EvictionUnits(1_000));
-    Source { claim, pool, price, pods, units, surplus: gain, gain }
+    Source { claim, pool, price, pods, units, load: [0; 2], free: [0; 2], surplus: gain, gain }
 }
 
 /// Worth of a set whose sources all have room elsewhere.
@@ -203,9 +205,27 @@ fn a_source_beyond_a_limit_is_skipped_and_the_next_ones_follow() {
         ("the first node has more pods", 9, 0, 9, 9, vec![1]),
         ("none", 0, 99, 9, 9, vec![]),
     ] {
-        let limits = Limits { nodes, pods, of_pools: of_pools(p, q), waiting: 0 };
+        let limits = Limits { nodes, pods, of_pools: of_pools(p, q), ..Limits::default() };
         let choice = search(&sources, &limits, "", |set| sum(&sources, set));
         assert_eq!(choice.chosen.iter().copied().collect::<Vec<_>>(), expected, "{case}");
+    }
+}
+
+/// Each node has a core of load, an eighth of a core free, and gains 8. New nodes cost 10 per core at least.
+#[test]
+fn a_prefix_whose_pods_need_new_nodes_that_cost_as_much_is_not_planned() {
+    let node = |at| Source { load: [1_000, 0], free: [125, 0], ..source(&format!("{at:02}"), "p", 1, 8) };
+    let sources: Vec<Source> = (0..40).map(node).collect();
+    for (core, planned) in [(0.0, 40..=40), (10.0, 10..=15)] {
+        let floor = Floor(vec![(core, 0.0)]);
+        let limits = Limits { free: [5_000, 0], floor, ..limits(40, 1_000) };
+        let mut largest = 0;
+        search(&sources, &limits, "", |set| {
+            largest = largest.max(set.len());
+            Judgment::Worth(0)
+        });
+        // Of 15 nodes, 15 cores move, and 3.125 are free elsewhere: new nodes cost at least 118.75, less than 120.
+        assert!(planned.contains(&largest), "{core}: {largest}");
     }
 }
 
@@ -241,18 +261,27 @@ fn a_set_that_the_planner_fails_over_is_not_chosen_and_hides_no_other() {
 /// None of the first nodes is worth its removal: each other one is tried by itself after some searches.
 #[test]
 fn each_source_is_tried_after_a_bounded_number_of_searches() {
-    let sources: Vec<Source> = (0..500).map(|at| source(&format!("{at:03}"), "p", 1, 10)).collect();
-    let (mut cursor, mut searches) = (String::new(), 0);
-    loop {
-        let choice = search(&sources, &limits(50, 1_000), &cursor, |set| {
-            if *set == [437].into() { Judgment::Worth(10) } else { Judgment::Worth(-10) }
-        });
-        searches += 1;
-        assert!(choice.plans < 200 && searches <= 500_usize.div_ceil(IN_TURNS), "{searches}, {} plans", choice.plans);
-        if choice.chosen == [437].into() {
-            break;
+    // With many pods that wait, or many nodes, a search makes fewer plans.
+    for (count, waiting, cluster, most) in
+        [(500, 0, 0, 500_usize.div_ceil(IN_TURNS)), (500, 0, 100_000, 40), (500, 30_000, 0, 500), (20, 30_000, 0, 20)]
+    {
+        let sources: Vec<Source> = (0..count).map(|at| source(&format!("{at:03}"), "p", 1, 10)).collect();
+        let limits = Limits { waiting, cluster, ..limits(50, 1_000) };
+        let wanted: BTreeSet<usize> = [count * 7 / 8].into();
+        let (mut cursor, mut searches, mut tried) = (String::new(), 0, 0);
+        loop {
+            let choice = search(&sources, &limits, &cursor, |set| {
+                if *set == wanted { Judgment::Worth(10) } else { Judgment::Worth(-10) }
+            });
+            searches += 1;
+            assert!(choice.plans < 200 && searches <= most, "{searches}, {} plans", choice.plans);
+            if choice.chosen == wanted {
+                break;
+            }
+            tried += choice.tried;
+            assert!(tried < count, "{tried} are said to be tried");
+            cursor = choice.cursor;
         }
-        cursor = choice.cursor;
     }
 }
 
