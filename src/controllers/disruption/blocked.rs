@@ -1,4 +1,4 @@
-//! Events about nodes that are not disrupted, on each claim and its Node.
+//! Events about drifted nodes that are not replaced, on each claim and its Node.
 
 use crate::controllers::context::Context;
 use crate::controllers::event_queue::EventQueue;
@@ -7,12 +7,12 @@ use crate::model::events;
 /// Maximum number of claims that one pass reports: a tenant may block every node.
 const MAX_REPORTED: usize = 100;
 
-/// Reports why nodes that are `empty`, `drifted` or `underutilized` are not disrupted: the first [`MAX_REPORTED`], in the background.
-pub fn report_blocked(ctx: &Context, queue: &EventQueue, what: &str, blocked: &[(String, String)]) {
+/// Reports why drifted nodes are not replaced: the first [`MAX_REPORTED`], in the background.
+pub fn report_blocked(ctx: &Context, queue: &EventQueue, blocked: &[(String, String)]) {
     for (claim, why) in blocked.iter().take(MAX_REPORTED) {
         let claim = ctx.cluster.read().claims.get(claim).cloned();
         if let Some(claim) = claim {
-            let note = format!("{what}, but can't be disrupted now: {why}");
+            let note = format!("drifted, but can't be disrupted now: {why}");
             queue.emit_for_claim_and_node(ctx, &claim, events::DISRUPTION_BLOCKED, &note);
         }
     }
@@ -38,7 +38,7 @@ mod tests {
         let world = World::new(api);
         let ctx = world.context();
         let queue = EventQueue::start(&ctx);
-        report_blocked(&ctx, &queue, "empty", &blocked);
+        report_blocked(&ctx, &queue, &blocked);
         while world.api.events().len() < MAX_REPORTED {
             tokio::task::yield_now().await;
         }

@@ -9,7 +9,7 @@ use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::simulate::{plan_present, simulate, simulator};
 use crate::controllers::event_queue::EventQueue;
-use crate::decisions::disruption::candidates::allowances;
+use crate::decisions::disruption::candidates::blocked_by_budgets;
 use crate::decisions::disruption::consolidation::{Consolidation, Decision, Memory, Request};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::verdicts::{Reports, Verdict};
@@ -113,8 +113,7 @@ fn report_verdicts(ctx: &Context, reports: &mut Reports, queue: &EventQueue, ver
 pub fn report_budgets(ctx: &Context, queue: &EventQueue, now: UnixMillis) {
     let state = ctx.cluster.read();
     for reason in [DisruptionReason::Empty, DisruptionReason::Drifted, DisruptionReason::Underutilized] {
-        let blocked = allowances(&state, reason, now).into_iter().filter(|(_, allowance)| allowance.is_blocked);
-        for pool in blocked.filter_map(|(pool, _)| state.pools.get(&pool)) {
+        for pool in blocked_by_budgets(&state, reason, now) {
             let note = format!("no allowed disruptions for reason {}: a budget allows none", reason.as_str());
             queue.emit(&**pool, events::DISRUPTION_BLOCKED, note);
         }

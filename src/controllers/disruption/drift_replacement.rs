@@ -61,7 +61,7 @@ pub async fn choose(
             }
         }
     }
-    report_blocked(ctx, queue, "drifted", &blocked);
+    report_blocked(ctx, queue, &blocked);
     pass.finish()
 }
 

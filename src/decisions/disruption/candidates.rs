@@ -33,8 +33,6 @@ pub struct PoolAllowance {
     pub consolidate_after: Option<Duration>,
     /// Number of nodes that may be disrupted now.
     pub nodes: i64,
-    /// Whether a budget allows none of its nodes, even while none of them is leaving.
-    pub is_blocked: bool,
 }
 
 /// Every candidate.
@@ -88,8 +86,23 @@ fn allowance(
     PoolAllowance {
         consolidate_after: after.map(|after| Duration::from_millis(u64::try_from(after).unwrap_or(0))),
         nodes: budget::allowed(&disruption.budgets, reason, nodes, consuming, now),
-        is_blocked: nodes > 0 && budget::allowed(&disruption.budgets, reason, nodes, 0, now) == 0,
     }
+}
+
+/// NodePools with nodes, of which a budget allows none to be disrupted for this reason, even while none of them is leaving.
+pub fn blocked_by_budgets(
+    state: &ClusterState,
+    reason: DisruptionReason,
+    now: UnixMillis,
+) -> impl Iterator<Item = &Arc<NodePool>> {
+    let is_initialized = |name: &String| {
+        let claim = state.claims.get(name);
+        claim.is_some_and(|claim| claim.has_condition(conditions::INITIALIZED))
+    };
+    // What allows none of one node allows none of more: percentages round up.
+    let is_blocked = move |pool: &NodePool| budget::allowed(&pool.spec.disruption.budgets, reason, 1, 0, now) == 0;
+    let blocked = state.pools.iter().filter(move |(_, pool)| is_blocked(pool));
+    blocked.filter(move |(name, _)| state.claim_index.of_pool(name).any(is_initialized)).map(|(_, pool)| pool)
 }
 
 /// Number of pods on a claim's node, or held for it, that need another node when it is removed.
@@ -107,6 +120,27 @@ mod tests {
     use super::*;
     use crate::model::labels;
     use crate::test_support::objects;
+
+    #[test]
+    fn a_pool_with_nodes_is_blocked_by_a_budget_that_allows_none_of_them() {
+        let only_drifted = json!([{"nodes": "0", "reasons": ["Drifted"]}, {"nodes": "100%"}]);
+        for (case, budgets, is_initialized, blocked) in [
+            ("a budget of 0", json!([{"nodes": "5"}, {"nodes": "0"}]), true, true),
+            ("0 %", json!([{"nodes": "0%"}]), true, true),
+            ("a percentage rounds up", json!([{"nodes": "1%"}]), true, false),
+            ("for another reason", only_drifted, true, false),
+            ("no node", json!([{"nodes": "0"}]), false, false),
+        ] {
+            let mut state = ClusterState::default();
+            state.apply_pool(objects::node_pool("p", &json!({"spec": {"disruption": {"budgets": budgets}}})));
+            let list: &[&str] = if is_initialized { &[conditions::INITIALIZED] } else { &[] };
+            let claim =
+                json!({"metadata": {"labels": {(labels::NODE_POOL): "p"}}, "status": objects::launched("i", list)});
+            state.apply_claim(objects::claim("c", &claim));
+            let found = blocked_by_budgets(&state, DisruptionReason::Underutilized, UnixMillis(0)).count();
+            assert_eq!(found, usize::from(blocked), "{case}");
+        }
+    }
 
     #[test]
     fn nodes_whose_instance_shuts_down_neither_count_nor_consume() {

@@ -126,7 +126,7 @@ mod tests {
     }
 
     fn allowances(nodes: i64) -> BTreeMap<String, PoolAllowance> {
-        BTreeMap::from([("p".to_owned(), PoolAllowance { consolidate_after: None, nodes, is_blocked: false })])
+        BTreeMap::from([("p".to_owned(), PoolAllowance { consolidate_after: None, nodes })])
     }
 
     #[test]

@@ -79,7 +79,7 @@ mod tests {
 
     fn allowances(after: Option<u64>, nodes: i64) -> BTreeMap<String, PoolAllowance> {
         let consolidate_after = after.map(Duration::from_millis);
-        BTreeMap::from([("p".to_owned(), PoolAllowance { consolidate_after, nodes, is_blocked: false })])
+        BTreeMap::from([("p".to_owned(), PoolAllowance { consolidate_after, nodes })])
     }
 
     #[test]
