@@ -2,7 +2,7 @@
 //! thirds, with every third deployment spread over zones. Decisions are executed until one removes nothing. Then a hundred pods end, and the next
 //! decision follows. Beside it, nodes are removed one at a time. It prints tables and asserts nothing but that something is saved.
 //!
-//! `cargo bench --bench disruption [-- NODES]`: the clusters of at most this many nodes (2,000).
+//! `cargo bench --bench disruption [-- NODES [SEED]]`: the clusters of at most this many nodes (2,000), with seeds from this one on (1).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -154,7 +154,8 @@ impl Cluster {
     }
 }
 
-fn cluster(nodes: usize, seed: u64) -> Cluster {
+fn cluster(nodes: u64, seed: u64) -> Cluster {
+    let nodes = usize::try_from(nodes).expect("a small number");
     let catalog = Arc::new(embedded().for_node_class(None, SpotPricing::ratio(0.35).expect("a ratio below 1")));
     let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "default", "uid": "p"},
         "spec": {"disruption": {"consolidateAfter": "30s", "budgets": [{"nodes": "100%"}]}, "template": {"spec": {
@@ -255,7 +256,7 @@ impl Bench {
     }
 }
 
-fn decisions(nodes: usize, seed: u64, efforts: &[Effort]) {
+fn decisions(nodes: u64, seed: u64, efforts: &[Effort]) {
     for effort in efforts {
         let mut bench = Bench::new(cluster(nodes, seed));
         let (pods, bill) = (bench.cluster.pod_count(), bench.cluster.bill(&bench.types));
@@ -287,7 +288,7 @@ fn decisions(nodes: usize, seed: u64, efforts: &[Effort]) {
     }
 }
 
-fn heuristic(nodes: usize, seed: u64) {
+fn heuristic(nodes: u64, seed: u64) {
     let mut bench = Bench::new(cluster(nodes, seed));
     let (clock, bill) = (Instant::now(), bench.cluster.bill(&bench.types));
     let (removed, saved) = bench.one_at_a_time();
@@ -298,9 +299,10 @@ fn heuristic(nodes: usize, seed: u64) {
 }
 
 fn main() {
-    let most = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(2_000);
-    let all = [(12, 1), (40, 2), (300, 3), (2_000, 4), (10_000, 5)];
-    let clusters: Vec<(usize, u64)> = all.into_iter().filter(|(nodes, _)| *nodes <= most).collect();
+    let mut arguments = std::env::args().filter_map(|argument| argument.parse().ok());
+    let (most, seed) = (arguments.next().unwrap_or(2_000), arguments.next().unwrap_or(1));
+    let all = [12, 40, 300, 2_000, 10_000].into_iter().zip(seed..);
+    let clusters: Vec<(u64, u64)> = all.filter(|(nodes, _)| *nodes <= most).collect();
     println!(
         "| nodes, pods | plans | seconds (with the state) | plans made | removed | moved | USD/h saved | decisions until none | USD/h then | \
          after 100 changes: seconds | plans made | removed |"

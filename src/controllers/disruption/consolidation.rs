@@ -47,10 +47,11 @@ pub async fn choose(
         if waits { Decision::default() } else { decide(ctx, pools, memory, Arc::clone(&consolidation), now).await };
     let verdicts = consolidation.verdicts(memory, &decision.claims);
     report_verdicts(ctx, reports, queue, &verdicts, now);
+    let verdicts = count_by_kind(ctx, &verdicts);
     *lock(&ctx.last_consolidation) = Some(LastConsolidation {
         waits,
         candidates,
-        verdicts: count_by_kind(ctx, &verdicts),
+        verdicts,
         chosen: decision.claims.len(),
         pods: decision.pods,
         saving: decision.saving,
@@ -91,10 +92,14 @@ fn count_by_kind(ctx: &Context, verdicts: &[Verdict]) -> BTreeMap<&'static str, 
     for verdict in verdicts {
         *counts.entry(verdict.kind()).or_default() += 1;
     }
-    ctx.metrics.consolidation_nodes.reset();
+    let gauges = &ctx.metrics.consolidation_nodes;
     for (kind, count) in &counts {
-        let gauge = ctx.metrics.consolidation_nodes.with_label_values(&[*kind]);
-        gauge.set(i64::try_from(*count).unwrap_or(i64::MAX));
+        gauges.with_label_values(&[*kind]).set(i64::try_from(*count).unwrap_or(i64::MAX));
+    }
+    // Not all at once: a scrape between would miss the others.
+    let last = lock(&ctx.last_consolidation).as_ref().map(|last| last.verdicts.clone()).unwrap_or_default();
+    for kind in last.keys().filter(|kind| !counts.contains_key(*kind)) {
+        drop(gauges.remove_label_values(&[*kind]));
     }
     counts
 }
