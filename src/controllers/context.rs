@@ -20,6 +20,7 @@ use crate::controllers::event_recorder::EventRecorder;
 use crate::decisions::demand::may_launch;
 use crate::decisions::last_decisions::{LastConsolidation, LastPlan};
 use crate::decisions::lifecycle::instance_checks::InstanceChecks;
+use crate::decisions::placement::closure::{ClosedNodes, any_source};
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::provisioning::purchase_backoff::PurchaseBackoff;
 use crate::decisions::provisioning::quarantine::Quarantine;
@@ -144,6 +145,15 @@ impl Context {
                 Some(ReadyPool { pool: Arc::clone(pool), catalog: self.cloud.catalog(class) })
             })
             .collect()
+    }
+
+    /// The nodes to keep closed while pods move.
+    pub fn closed_nodes(&self, now: UnixMillis) -> ClosedNodes {
+        if self.settings.placement != PlacementMode::Nominate || !any_source(&self.cluster.read(), now) {
+            return ClosedNodes::default();
+        }
+        let pools = self.ready_pools();
+        self.derived.closed_nodes(&self.cluster.read(), &pools, now)
     }
 
     /// Emits an event about an object, unless an equal one was emitted in the last two minutes. Returns whether it is written.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crate::decisions::disruption::node_facts::{Facts, FactsCache};
 use crate::decisions::disruption::simulate::Simulator;
 use crate::decisions::holds::HoldsCache;
+use crate::decisions::placement::closure::{ClosedNodes, Closure};
 use crate::decisions::snapshot::snapshot;
 use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
@@ -19,6 +20,7 @@ pub struct DerivedState {
     holds: Mutex<HoldsCache>,
     snapshots: Mutex<SnapshotCache>,
     facts: Mutex<FactsCache>,
+    closure: Mutex<Closure>,
 }
 
 impl DerivedState {
@@ -41,6 +43,12 @@ impl DerivedState {
     /// What disruption reads of the nodes.
     pub fn facts(&self, state: &ClusterState, pools: &[ReadyPool]) -> Facts {
         intact(&self.facts).update(state, pools)
+    }
+
+    /// The nodes to keep closed while pods move.
+    pub fn closed_nodes(&self, state: &ClusterState, pools: &[ReadyPool], now: UnixMillis) -> ClosedNodes {
+        let holds = self.holds(state, now);
+        intact(&self.closure).nodes(state, &holds, now, || self.facts(state, pools))
     }
 
     /// What simulates the removal of the nodes of these claims.

@@ -84,7 +84,8 @@ impl PureParts {
             "lifecycle" => self.lifecycle.start_due(state, now).len(),
             "nominations" => {
                 let mode = PlacementMode::Nominate;
-                let taints = self.taints.choose(state, &holds, mode, now);
+                let closed = self.derived.closed_nodes(state, pools, now);
+                let taints = self.taints.choose(state, &holds, &closed, mode, now);
                 let actions = self.nominations.choose(state, &holds, mode, now);
                 taints.admit.len() + taints.change.len() + taints.untaint.len() + actions.nominate.len()
             }

@@ -324,6 +324,7 @@ fn successors(
 ) -> Vec<Hold> {
     let Some(planned) = state.planned.get(name) else { return Vec::new() };
     let node = node_name_of(state, name);
+    let uid = state.claims.get(name).and_then(|claim| claim.metadata.uid.as_deref());
     let mut of_owner: BTreeMap<OwnerKey, Vec<(&String, &Owner)>> = BTreeMap::new();
     for (original, owner) in displaced {
         of_owner.entry(owner_key(original, owner)).or_default().push((original, owner));
@@ -335,13 +336,17 @@ fn successors(
             .filter(|pod| pod.node.is_some() && pod.node.as_deref() == node.as_deref())
             .filter(|pod| is_successor(pod, planned_at) && !is_named(state, pod))
             .count();
-        let mut waiting: Vec<String> = pods_of(state, &key)
+        let mut waiting: Vec<(bool, bool, String)> = pods_of(state, &key)
             .filter(|pod| pod.node.is_none() && pod.deleted_at.is_none())
-            .map(PodRecord::key)
-            .filter(|key| !holds.by_pod.contains_key(key))
+            .map(|pod| {
+                let is_admitted = pod.admitted.iter().any(|admitted| Some(&**admitted) == uid);
+                (!is_admitted, !pod.admitted.is_empty(), pod.key())
+            })
+            .filter(|(.., key)| !holds.by_pod.contains_key(key))
             .collect();
+        // A pod that tolerates the planned taint of a node may be bound to that node at any time.
         waiting.sort();
-        let mut waiting = waiting.into_iter();
+        let mut waiting = waiting.into_iter().map(|(.., key)| key);
         let elsewhere = strays.counts.get(&(name.clone(), key.clone())).copied().unwrap_or(0);
         for (original, owner) in originals.into_iter().skip(arrived + elsewhere) {
             live.push(hold(state, original, waiting.next().as_ref(), Some(owner), planned.hold_until));

@@ -122,6 +122,14 @@ pub const ENTRIES: &[Entry] = &[
     ),
     entry(
         Form::Annotation,
+        labels::MIN_EVICTION_INTERVAL,
+        "NodePool",
+        USER,
+        "consolidation evicts no pod of a workload whose newest pod is younger than this, such as `30m`; 0s by default. A workload is what \
+         controls its pods, such as a ReplicaSet",
+    ),
+    entry(
+        Form::Annotation,
         labels::SIMULATED_EVENT,
         "Node",
         USER,

@@ -123,6 +123,8 @@ pub const POD_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost"
 pub const CONSOLIDATION_PAYBACK: &str = "stowage.dev/consolidation-payback";
 /// On a NodePool: the least saving of a consolidation, as a percentage of the price of the removed nodes.
 pub const CONSOLIDATION_MIN_SAVINGS: &str = "stowage.dev/consolidation-min-savings";
+/// On a NodePool: the pods of a workload of which a pod is younger than this are not evicted by consolidation.
+pub const MIN_EVICTION_INTERVAL: &str = "stowage.dev/min-eviction-interval";
 /// Deadline of a NodeClaim's drain, RFC 3339.
 pub const TERMINATION_TIMESTAMP: &str = "karpenter.sh/nodeclaim-termination-timestamp";
 /// Whether a NodeClaim was planned with fewer distinct values than `minValues`: `"true"` or `"false"`.

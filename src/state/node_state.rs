@@ -196,13 +196,19 @@ pub fn keeps_daemons_off(state: &ClusterState, node: &Node, taint: &Taint) -> bo
 
 /// A Node as it is reported, without taints that are removed while it starts up.
 fn observed(state: &ClusterState, node: &Node) -> NodeState {
+    let pods = state.pods_on(&node.name_any()).filter_map(|pod| pod.entry.clone().ok()).collect();
+    NodeState { pods, ..without_pods(node) }
+}
+
+/// The same without its pods.
+pub fn without_pods(node: &Node) -> NodeState {
     let permanent = node.taints().filter(|taint| !is_ephemeral(taint) && taint.key != labels::PLANNED_TAINT);
     NodeState {
         name: Arc::from(node.name_any()),
         labels: node.labels().clone(),
         taints: permanent.cloned().collect(),
         allocatable: reported_allocatable(node),
-        pods: state.pods_on(&node.name_any()).filter_map(|pod| pod.entry.clone().ok()).collect(),
+        pods: NodePods::default(),
         daemon_reserve: Resources::default(),
         daemons: Vec::new(),
         schedulable: true,

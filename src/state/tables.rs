@@ -160,7 +160,8 @@ impl ClusterState {
         let end = |pod: &PodRecord| (pod.terminal, pod.deleted_at.is_some());
         let owner = |pod: &PodRecord| pod.entry.as_ref().ok().and_then(|entry| entry.owner.clone());
         let adopted = old.is_some_and(|old| owner(old) != owner(&record));
-        if moved || resized || adopted || old.is_none_or(|old| end(old) != end(&record)) {
+        let admitted = old.is_some_and(|old| old.admitted != record.admitted);
+        if moved || resized || adopted || admitted || old.is_none_or(|old| end(old) != end(&record)) {
             let affects = |pod: &PodRecord| self.affects_holds(&key, pod);
             self.hold_revision += u64::from(affects(&record) || self.pods.get(&key).is_some_and(affects));
         }

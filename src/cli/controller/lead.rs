@@ -15,7 +15,7 @@ use crate::controllers::context::Settings;
 use crate::controllers::debug_state::sources::DebugSources;
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::disruption;
-use crate::controllers::enforcement::nominations;
+use crate::controllers::enforcement::{nominations, planned_taint};
 use crate::controllers::interruption::{departure, queue, status_checks};
 use crate::controllers::leader::Candidate;
 use crate::controllers::node_claim::{
@@ -39,6 +39,8 @@ pub(crate) const TURN_LIMIT: Duration = Duration::from_mins(3);
 const CLOUD_TURN_LIMIT: Duration = Duration::from_mins(15);
 /// How often a replica that has not read the emergency stop reports it. Without the right to read it, nothing is paused.
 const PAUSE_READ: Duration = Duration::from_secs(5);
+/// Time to open the nodes that are closed while pods move. The shutdown allows five seconds, which the release of the lease needs, too.
+const OPENING: Duration = Duration::from_secs(2);
 
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn lead(
@@ -121,6 +123,9 @@ pub(crate) fn lead(
         };
         // Nothing may be written after another replica can lead.
         loops.tasks.shutdown().await;
+        if result.is_ok() && tokio::time::timeout(OPENING, planned_taint::open_all(&loops.ctx)).await.is_err() {
+            tracing::warn!("nodes that are closed while pods move could not be opened, the next leader opens them");
+        }
         state.set_leading(false);
         if result.is_ok() {
             release(&mut election).await;

@@ -12,7 +12,7 @@ use kube::ResourceExt;
 
 use crate::api::NodeClaim;
 use crate::clock;
-use crate::controllers::context::Context;
+use crate::controllers::context::{Context, is_conflict};
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::unmark;
 use crate::controllers::disruption::start::{CONCURRENCY, start_all};
@@ -107,7 +107,10 @@ async fn take_step(ctx: &Context, claim: Arc<NodeClaim>, step: EmptyNodeStep) {
 async fn retaint(ctx: &Context, claim: Arc<NodeClaim>) {
     let node = ctx.cluster.read().node_of(&claim).cloned();
     let Some(node) = node else { return };
-    if let Err(error) = taint(ctx, &node).await {
+    // A conflict: the process that marks the claim taints the node at this moment.
+    if let Err(error) = taint(ctx, &node).await
+        && !is_conflict(&error)
+    {
         tracing::warn!(claim = claim.name_any(), %error, "failed to taint marked node, retrying");
     }
 }

@@ -8,18 +8,19 @@ use serde_json::json;
 
 use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
-use crate::decisions::placement::planned_taint::{Admission, PlannedTaints};
+use crate::decisions::placement::planned_taint::{Admission, PlannedTaints, closed_for_moves};
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::NodeExt;
 use crate::state::plan_record::Holds;
 
-/// Concurrent admissions.
+/// Concurrent writes.
 const CONCURRENCY: usize = 32;
 
-/// One pass: admits pods, lets DaemonSet pods onto nodes, and removes taints that are no longer needed.
+/// One pass: admits pods, closes nodes while pods move, lets DaemonSet pods onto nodes, and removes taints that are no longer needed.
 pub async fn reconcile(taints: &mut PlannedTaints, ctx: &Context, holds: &Holds, now: UnixMillis) {
-    let actions = taints.choose(&ctx.cluster.read(), holds, ctx.settings.placement, now);
+    let closed = ctx.closed_nodes(now);
+    let actions = taints.choose(&ctx.cluster.read(), holds, &closed, ctx.settings.placement, now);
     let mut results =
         stream::iter(actions.admit.into_iter().map(|admission| admit(ctx, admission))).buffer_unordered(CONCURRENCY);
     while let Some((admission, accepted)) = results.next().await {
@@ -30,16 +31,37 @@ pub async fn reconcile(taints: &mut PlannedTaints, ctx: &Context, holds: &Holds,
     }
     drop(results);
     taints.forget_deleted(&ctx.cluster.read());
+    if !(actions.close.is_empty() && actions.untaint.is_empty()) {
+        let (closed, opened) = (actions.close.len(), actions.untaint.len());
+        tracing::info!(closed, opened, "nodes closed while pods move, or opened");
+    }
+    stream::iter(actions.close)
+        .for_each_concurrent(CONCURRENCY, async |(name, taint)| {
+            set_taints(ctx, &name, |node| other_taints(node).chain([taint]).collect()).await;
+        })
+        .await;
     for change in actions.change {
         set_taints(ctx, &change.node, |node| change.taints(node)).await;
     }
-    for name in actions.untaint {
-        let others = |node: &Node| node.taints().filter(|taint| taint.key != labels::PLANNED_TAINT).cloned().collect();
-        set_taints(ctx, &name, others).await;
-    }
+    untaint(ctx, actions.untaint).await;
 }
 
-/// Replaces the taints of a Node that has the planned taint.
+/// Opens the nodes that are closed because pods move, when this process stops: without a leader they would stay closed to every pod.
+pub async fn open_all(ctx: &Context) {
+    let closed = closed_for_moves(&ctx.cluster.read());
+    untaint(ctx, closed).await;
+}
+
+async fn untaint(ctx: &Context, nodes: Vec<String>) {
+    let untaint = async |name: String| set_taints(ctx, &name, |node| other_taints(node).collect()).await;
+    stream::iter(nodes).for_each_concurrent(CONCURRENCY, untaint).await;
+}
+
+fn other_taints(node: &Node) -> impl Iterator<Item = Taint> {
+    node.taints().filter(|taint| taint.key != labels::PLANNED_TAINT).cloned()
+}
+
+/// Replaces the taints of a Node.
 async fn set_taints(ctx: &Context, name: &str, taints: impl FnOnce(&Node) -> Vec<Taint>) {
     let Some(node) = ctx.cluster.read().nodes.get(name).cloned() else { return };
     let taints = taints(&node);

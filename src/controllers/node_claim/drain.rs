@@ -17,6 +17,7 @@ use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found, pod_reference};
 use crate::controllers::disruption::taint::taint;
 use crate::controllers::node_claim::registration::write_condition;
+use crate::decisions::placement::closure::must_wait;
 use crate::decisions::pod_ref::PodRef;
 use crate::decisions::termination::drain_order::{DrainPass, waiting};
 use crate::decisions::termination::drain_report::drain_report;
@@ -31,6 +32,8 @@ const CONCURRENCY: usize = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainProgress {
     InProgress,
+    /// The successors of its pods could still be bound elsewhere than planned.
+    Closing,
     /// The API server refuses evictions. At `until` the next pod must be deleted regardless of its budget.
     Blocked {
         until: UnixMillis,
@@ -46,6 +49,10 @@ pub async fn drain(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Drai
     taint(ctx, node).await?;
     let name = node.name_any();
     let now = clock::now();
+    let closed = ctx.closed_nodes(now);
+    if must_wait(&ctx.cluster.read(), &closed, claim, now) {
+        return Ok(DrainProgress::Closing);
+    }
     let (pass, report, pods) = {
         let state = ctx.cluster.read();
         let pods = waiting(&state, claim, &name, now).len();

@@ -38,6 +38,8 @@ use crate::sync::panics::catch_async;
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
 /// Wait between two passes over a claim that waits for something outside, such as a drain.
 const POLL_PERIOD: Duration = Duration::from_millis(500);
+/// The same for a drain that waits until other nodes are closed.
+const CLOSING_POLL_PERIOD: Duration = Duration::from_millis(50);
 /// Wait between two passes over a claim whose provider id several Nodes have.
 const DUPLICATE_POLL_PERIOD: Duration = Duration::from_secs(5);
 /// Wait between two queries for the partition of an instance.
@@ -172,6 +174,7 @@ async fn carry_out(ctx: &Context, name: &str, step: &Step) -> Result<Requeue, St
             }
             return Ok(match drain(ctx, &claim, node).await? {
                 DrainProgress::InProgress => Requeue::After(POLL_PERIOD),
+                DrainProgress::Closing => Requeue::After(CLOSING_POLL_PERIOD),
                 DrainProgress::Blocked { until } => Requeue::Backoff { until },
             });
         }

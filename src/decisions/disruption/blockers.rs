@@ -44,6 +44,8 @@ pub enum Blocker {
     NoPrice,
     /// It is not quiet for `consolidateAfter` before this time.
     NotQuiet(UnixMillis),
+    /// Until this time the newest pod of the workload of this pod is younger than the least interval between evictions.
+    WorkloadChanged(String, UnixMillis),
     /// The budgets of its NodePool allow no disruption now.
     NodePoolBudget,
     /// The cap on disruptions per minute is reached.
@@ -74,6 +76,7 @@ impl Blocker {
             Self::Nominated(_) => "nominated",
             Self::NoPrice => "no_price",
             Self::NotQuiet(_) => "consolidate_after",
+            Self::WorkloadChanged(..) => "min_eviction_interval",
             Self::NodePoolBudget => "node_pool_budget",
             Self::RateCap => "rate_cap",
             Self::Obstacle(obstacle) => obstacle.kind(),
@@ -99,9 +102,18 @@ impl Blocker {
             Self::Leaving
             | Self::Static
             | Self::NotQuiet(_)
+            | Self::WorkloadChanged(..)
             | Self::NodePoolBudget
             | Self::RateCap
             | Self::Undecided => None,
+        }
+    }
+
+    /// When it ends, if that is known.
+    pub fn until(&self) -> Option<UnixMillis> {
+        match self {
+            Self::NotQuiet(at) | Self::WorkloadChanged(_, at) => Some(*at),
+            _ => None,
         }
     }
 
@@ -113,7 +125,7 @@ impl Blocker {
     /// A hash that stays the same while only figures in the text change.
     pub fn identity(&self) -> u64 {
         let pod = match self {
-            Self::PodProtected(pod) | Self::PodBudget(pod, _) => Some(&**pod),
+            Self::PodProtected(pod) | Self::PodBudget(pod, _) | Self::WorkloadChanged(pod, _) => Some(&**pod),
             Self::Obstacle(obstacle) => obstacle.pod(),
             _ => None,
         };
@@ -152,6 +164,11 @@ impl fmt::Display for Blocker {
                 "its price is not known: its NodePool is not ready, or does not offer its type, zone and capacity type",
             ),
             Self::NotQuiet(at) => write!(f, "consolidateAfter ends at {} unless pods come or go", at.rfc3339()),
+            Self::WorkloadChanged(pod, at) => {
+                let key = labels::MIN_EVICTION_INTERVAL;
+                let at = at.rfc3339();
+                write!(f, "the workload of pod {pod} has a new pod: its NodePool's {key} ends at {at}")
+            }
             Self::NodePoolBudget => f.write_str("the budgets of its NodePool allow no disruption now"),
             Self::RateCap => f.write_str("the cap on disruptions per minute is reached"),
             Self::Obstacle(obstacle) => obstacle.fmt(f),

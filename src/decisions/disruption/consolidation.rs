@@ -6,7 +6,7 @@ pub mod objective;
 pub mod order;
 pub mod search;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,8 +26,10 @@ use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::simulate::Outcome;
 use crate::decisions::disruption::verdicts::Verdict;
+use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
+use crate::planner::input::pod::PodEntry;
 use crate::state::instance_types::ReadyPool;
 use crate::state::object_ext::{NodeClaimExt, NodeExt};
 use crate::state::plan_record::Holds;
@@ -158,6 +160,7 @@ impl Consolidation {
         memory.market.update(pools);
         let market = Arc::clone(&memory.market.market);
         out.limits.floor.clone_from(&memory.market.floor);
+        let newest = Newest::of(state, &out.terms);
         for node in &facts.nodes {
             if !node.is_leaving && node.quiet_since.is_some() {
                 let free = free(node);
@@ -177,8 +180,15 @@ impl Consolidation {
             }
             let allowance = allowances.get(&node.pool);
             let mut blockers = blockers(state, holds, &candidate, allowance, now);
+            if blockers.is_empty()
+                && let Some(interval) = out.terms.get(&node.pool).and_then(PoolTerms::min_eviction_interval)
+            {
+                blockers.extend(newest.block(node, interval, now));
+            }
             if candidate.pods > 0 {
-                if let [Blocker::NotQuiet(at)] = blockers[..] {
+                if let [blocker] = &blockers[..]
+                    && let Some(at) = blocker.until()
+                {
                     memory.next_eligible = Some(memory.next_eligible.map_or(at, |next| next.min(at)));
                 } else if blockers.is_empty() {
                     let backed_off = memory.backoff.leaves_out(&node.claim, last_pod_event, now);
@@ -222,7 +232,8 @@ impl Consolidation {
             let spec = node.spec.as_ref();
             let is_cordoned = spec.and_then(|spec| spec.unschedulable);
             (node.metadata.uid.as_deref(), is_cordoned, node.is_ready()).hash(&mut hasher);
-            for taint in spec.and_then(|spec| spec.taints.as_ref()).into_iter().flatten() {
+            // The planner ignores the planned taint, which nodes have while pods move.
+            for taint in node.taints().filter(|taint| taint.key != labels::PLANNED_TAINT) {
                 (&taint.key, &taint.value, &taint.effect).hash(&mut hasher);
             }
         }
@@ -439,6 +450,36 @@ fn blockers(
         out.extend(not_quiet.or_else(|| budget_block(state, &facts.node)));
     }
     out
+}
+
+/// When the newest pod of each workload was created, by namespace and UID of what controls its pods.
+struct Newest<'a>(HashMap<(&'a str, &'a str), UnixMillis>);
+
+impl<'a> Newest<'a> {
+    /// Empty where no NodePool has an interval between evictions.
+    fn of(state: &'a ClusterState, terms: &BTreeMap<String, PoolTerms>) -> Self {
+        let mut newest = HashMap::new();
+        if terms.values().any(|terms| terms.min_eviction_interval().is_some()) {
+            let entries = state.pods.values().filter(|pod| pod.active()).filter_map(|pod| pod.entry.as_ref().ok());
+            for (workload, created_at) in entries.filter_map(|entry| Some((workload(entry)?, entry.created_at))) {
+                let newest = newest.entry(workload).or_insert(created_at);
+                *newest = created_at.max(*newest);
+            }
+        }
+        Self(newest)
+    }
+
+    /// What blocks the removal of a node: the pod whose workload changed last, if that is not this long ago.
+    fn block(&self, node: &NodeFacts, interval: Duration, now: UnixMillis) -> Option<Blocker> {
+        let ends = node.pods.iter().filter_map(|entry| Some((*self.0.get(&workload(entry)?)? + interval, &entry.key)));
+        let (at, pod) = ends.filter(|(at, _)| *at > now).max()?;
+        Some(Blocker::WorkloadChanged(pod.to_string(), at))
+    }
+}
+
+/// The namespace of a pod and the UID of what controls it. A UID may be copied to another namespace.
+fn workload(entry: &PodEntry) -> Option<(&str, &str)> {
+    Some((&entry.class.namespace, entry.owner.as_deref()?))
 }
 
 /// What keeps a candidate although nothing blocks its removal. `most` nodes may be removed.

@@ -240,6 +240,31 @@ fn a_successor_that_is_bound_elsewhere_ends_a_hold() {
     assert_eq!(resolve(&state, UnixMillis(0)).strays.len(), 1, "no room is kept any longer");
 }
 
+/// Each of its two nodes admits a pod: both may be bound at any time.
+#[test]
+fn a_successor_has_the_room_of_the_node_that_admits_it() {
+    let mut state = state(&["n/old1"], &[("n/old1", "rs")], LATER);
+    let plan = serde_json::json!({(labels::PLANNED_PODS): "[\"n/old2\"]", (labels::HOLD_UNTIL): LATER,
+        (labels::PLANNED_OWNERS): serde_json::json!({"n/old2": {"uid": "rs", "at_ms": 5_000}}).to_string()});
+    state.apply_claim(objects::claim("d", &serde_json::json!({"metadata": {"annotations": plan}})));
+    let mut admitted = |pods: [(&str, Option<&str>); 3]| {
+        for (name, claim) in pods {
+            let owner = serde_json::json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]);
+            let meta = serde_json::json!({"ownerReferences": owner, "creationTimestamp": "1970-01-01T00:00:09Z"});
+            let tolerations = claim.map(|uid| serde_json::json!([{"key": labels::PLANNED_TAINT, "value": uid}]));
+            let spec = serde_json::json!({"tolerations": tolerations});
+            state.apply_pod(&objects::pod(name, &serde_json::json!({"metadata": meta, "spec": spec})), UnixMillis(1));
+        }
+        let holds = resolve(&state, UnixMillis(0));
+        ["c", "d"].map(|claim| holds.by_claim[claim][0].pod.clone().unwrap_or_default())
+    };
+    assert_eq!(admitted([("p", None), ("q", None), ("r", None)]), ["n/p", "n/q"]);
+    assert_eq!(admitted([("p", None), ("q", None), ("r", Some("uid-c"))]), ["n/r", "n/p"]);
+    assert_eq!(admitted([("p", Some("uid-d")), ("q", None), ("r", None)]), ["n/q", "n/p"]);
+    assert_eq!(admitted([("p", Some("uid-d")), ("q", Some("uid-c")), ("r", None)]), ["n/q", "n/p"]);
+    assert_eq!(admitted([("p", Some("uid-gone")), ("q", Some("uid-gone")), ("r", None)]), ["n/r", "n/p"]);
+}
+
 #[test]
 fn a_stray_ends_the_hold_of_the_plan_that_it_may_follow_and_no_arrival_is_a_stray() {
     // `c` planned at 5 s, `b` at 8 s and `d` at 20 s; all successors were created at 9 s.

@@ -1,5 +1,6 @@
 //! Placement: how kube-scheduler is made to follow the plan, by nominations, the planned taint, and the view of the extender.
 
+pub mod closure;
 pub mod hold_events;
 pub mod mode;
 pub mod nominations;

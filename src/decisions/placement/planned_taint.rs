@@ -1,9 +1,10 @@
-//! The planned taint of a new node: until its planned pods are bound, only they tolerate it. Replaces the extender's filter.
+//! The planned taint of a new node: until its planned pods are bound, only they tolerate it. Replaces the extender's filter. Other nodes
+//! have it while pods move ([`crate::decisions::placement::closure`]).
 //!
 //! A nomination makes the scheduler try a node first and reserves room there, but does not keep the pod off other nodes; and of pods
 //! with a hard topology spread constraint, at most `maxSkew` can be nominated to one node. The taint has neither limit.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
-use crate::api::NodeClaim;
+use crate::api::{NodeClaim, conditions};
 use crate::decisions::holds::HOLD_READY;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::pod_ref::PodRef;
@@ -21,8 +22,8 @@ use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
 use crate::state::instance_types::offering_of;
 use crate::state::node_state::keeps_daemons_off;
-use crate::state::object_ext::NodeExt;
-use crate::state::plan_record::Holds;
+use crate::state::object_ext::{NodeClaimExt, NodeExt};
+use crate::state::plan_record::{Hold, Holds};
 use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
 
@@ -31,8 +32,8 @@ const MAX_UNBOUND_SKEWS: i64 = 2;
 /// A pod whose node has been open for this long is admitted regardless of the order: if the nodes of other domains do not appear, the
 /// scheduler decides whether the pod may be bound first.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Minimum time between two admissions of a pod.
-const READMIT_PERIOD: Duration = Duration::from_secs(1);
+/// Minimum time between two admissions of a pod, and between two attempts to close a node.
+const RETRY_PERIOD: Duration = Duration::from_secs(1);
 /// A pod that the API server rejects this many times in a row will not be admitted. A single rejection may be a race, such as with
 /// another pod created under the same name.
 const MAX_REJECTIONS: u32 = 3;
@@ -57,6 +58,11 @@ pub fn planned_taint(claim: &NodeClaim, now: UnixMillis) -> Option<Taint> {
     })
 }
 
+/// The planned taint of a node of ours, added at `now`.
+pub fn taint_for(state: &ClusterState, node: &Node, now: UnixMillis) -> Option<Taint> {
+    planned_taint(state.claim_of(node)?, now)
+}
+
 /// Whether a planned taint keeps pods off that are not planned on its node.
 pub fn is_closed(taint: &Taint) -> bool {
     taint.effect == CLOSED
@@ -69,6 +75,19 @@ pub fn planned_taint_of(node: &Node) -> Option<&Taint> {
 
 fn added_at(taint: &Taint) -> UnixMillis {
     taint.time_added.as_ref().map(UnixMillis::from).unwrap_or_default()
+}
+
+/// Whether a node got its planned taint when it opened, and not because pods move: only initialized nodes are closed for that.
+fn was_new(state: &ClusterState, node: &Node, taint: &Taint) -> bool {
+    let initialized = state.claim_of(node).and_then(|claim| claim.true_since(conditions::INITIALIZED));
+    initialized.is_none_or(|at| added_at(taint) <= at)
+}
+
+/// Nodes that are closed because pods move.
+pub fn closed_for_moves(state: &ClusterState) -> Vec<String> {
+    let nodes = state.tainted_nodes.iter().filter_map(|name| state.nodes.get(name));
+    let closed = nodes.filter(|node| planned_taint_of(node).is_some_and(|taint| !was_new(state, node, taint)));
+    closed.map(|node| node.name_any()).collect()
 }
 
 /// A pod that gets the toleration of its planned node's taint.
@@ -197,9 +216,11 @@ fn held_claims<'a>(state: &'a ClusterState, holds: &Holds) -> HashSet<&'a str> {
 
 /// Nodes to remove the planned taint from. After its own pods are bound, a node keeps the taint while pods wait for other nodes:
 /// otherwise they would take the remaining room, and their nodes would stay empty. It keeps it no longer than the hold of a new node.
+/// Nodes that are not new keep it while they are to be `closed`.
 fn to_untaint(
     state: &ClusterState,
     holds: &Holds,
+    closed: &BTreeSet<String>,
     placement: PlacementMode,
     rejected: &HashSet<String>,
     now: UnixMillis,
@@ -208,15 +229,35 @@ fn to_untaint(
         return Vec::new();
     }
     let held = held_claims(state, holds);
-    let needed = |taint: &Taint| {
+    // Room that is kept for the successor of a pod that is gone may never be needed.
+    let waits = |hold: &Hold| hold.pod.is_some() || state.pods.contains_key(&hold.original);
+    let pods_wait = holds.by_claim.values().flatten().any(waits);
+    let needed = |name: &String, node: &Node, taint: &Taint| {
         let rejects_pods = taint.value.as_ref().is_some_and(|claim| rejected.contains(claim));
         let young = !added_at(taint).is_older_than(HOLD_READY, now);
         let own = taint.value.as_deref().is_some_and(|claim| held.contains(claim));
-        placement == PlacementMode::Nominate && !rejects_pods && (own || young) && !holds.by_claim.is_empty()
+        let is_needed_if_new = own || (young && pods_wait);
+        placement == PlacementMode::Nominate
+            && !rejects_pods
+            && (closed.contains(name) || (is_needed_if_new && was_new(state, node, taint)))
     };
     let nodes = state.tainted_nodes.iter().filter_map(|name| state.nodes.get_key_value(name));
-    let tainted = nodes.filter_map(|(name, node)| Some((name, planned_taint_of(node)?)));
-    tainted.filter(|(_, taint)| !needed(taint)).map(|(name, _)| name.clone()).collect()
+    let tainted = nodes.filter_map(|(name, node)| Some((name, node, planned_taint_of(node)?)));
+    tainted.filter(|(name, node, taint)| !needed(name, node, taint)).map(|(name, ..)| name.clone()).collect()
+}
+
+/// Nodes among those to be `closed` that are open, with the planned taint that each gets.
+fn to_close(
+    state: &ClusterState,
+    closed: &BTreeSet<String>,
+    rejected: &HashSet<String>,
+    now: UnixMillis,
+) -> Vec<(String, Taint)> {
+    let nodes = closed.iter().filter_map(|name| state.nodes.get_key_value(name));
+    let open = nodes.filter(|(_, node)| planned_taint_of(node).is_none());
+    let taint = |(name, node): (&String, &Arc<Node>)| Some((name.clone(), taint_for(state, node, now)?));
+    let rejects_pods = |taint: &Taint| taint.value.as_ref().is_some_and(|claim| rejected.contains(claim));
+    open.filter_map(taint).filter(|(_, taint)| !rejects_pods(taint)).collect()
 }
 
 /// Nodes whose planned taint gets another effect: they are open while DaemonSet pods are missing that it keeps off. Planned pods come first.
@@ -264,10 +305,12 @@ impl Change {
 }
 
 /// What one pass does.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct TaintActions {
     /// Pods to admit.
     pub admit: Vec<Admission>,
+    /// Nodes to close, with the planned taint that each gets.
+    pub close: Vec<(String, Taint)>,
     /// Nodes whose planned taint gets another effect.
     pub change: Vec<Change>,
     /// Nodes to remove the planned taint from.
@@ -279,6 +322,8 @@ pub struct TaintActions {
 pub struct PlannedTaints {
     /// When each pod was last admitted, by UID.
     admitted: HashMap<String, UnixMillis>,
+    /// When each node was last closed, by name.
+    closed: HashMap<String, UnixMillis>,
     /// Consecutive rejections of a pod's admission, by its UID.
     rejections: HashMap<String, u32>,
     /// UIDs of NodeClaims with pods that can't be admitted: their taint must not keep them off.
@@ -286,21 +331,26 @@ pub struct PlannedTaints {
 }
 
 impl PlannedTaints {
-    /// Chooses what to do in this pass, and records the admissions.
+    /// Chooses what to do in this pass, and records it as done. `closed` are the nodes to close while pods move.
     pub fn choose(
         &mut self,
         state: &ClusterState,
         holds: &Holds,
+        closed: &BTreeSet<String>,
         placement: PlacementMode,
         now: UnixMillis,
     ) -> TaintActions {
         let enabled = placement == PlacementMode::Nominate;
         let mut admit = if enabled { to_admit(state, holds, now) } else { Vec::new() };
-        self.admitted.retain(|_, at| !at.is_older_than(READMIT_PERIOD, now));
+        self.admitted.retain(|_, at| !at.is_older_than(RETRY_PERIOD, now));
         admit.retain(|admission| !self.admitted.contains_key(&admission.pod.uid));
         self.admitted.extend(admit.iter().map(|admission| (admission.pod.uid.clone(), now)));
-        let untaint = to_untaint(state, holds, placement, &self.rejected, now);
-        TaintActions { admit, change: to_change(state, holds, &untaint, now), untaint }
+        let mut close = if enabled { to_close(state, closed, &self.rejected, now) } else { Vec::new() };
+        self.closed.retain(|_, at| !at.is_older_than(RETRY_PERIOD, now));
+        close.retain(|(node, _)| !self.closed.contains_key(node));
+        self.closed.extend(close.iter().map(|(node, _)| (node.clone(), now)));
+        let untaint = to_untaint(state, holds, closed, placement, &self.rejected, now);
+        TaintActions { admit, close, change: to_change(state, holds, &untaint, now), untaint }
     }
 
     /// Records whether the API server accepted an admission. Returns the number of consecutive rejections when there are too many: the

@@ -147,3 +147,65 @@ async fn a_successor_of_the_same_name_is_not_admitted() {
     assert_eq!(reconciled(ctx).await, "1 refused");
     assert!(world.api.stored("pods/n/a").unwrap()["spec"]["tolerations"].is_null());
 }
+
+/// The node y, whose pod moves to the node x now.
+fn moving() -> World {
+    let api = FakeApi::default();
+    let owners = json!({"n/a": {"uid": "rs", "at_ms": 0}}).to_string();
+    let plan =
+        json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::PLANNED_OWNERS): owners, (labels::HOLD_UNTIL): LATER});
+    let ready = json!({"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"cpu": "4", "pods": "9"}});
+    let meta = json!({"labels": {(labels::REGISTERED): "true", (labels::INITIALIZED): "true"}});
+    api.put(&claim(
+        "c",
+        &json!({"metadata": {"annotations": plan}, "status": launched("i-1", &["Launched", "Initialized"])}),
+    ));
+    let team = json!({"key": "team", "effect": "PreferNoSchedule"});
+    let spec = json!({"providerID": "aws:///z/i-1", "taints": [team]});
+    api.put(&node("x", &json!({"metadata": meta, "spec": spec, "status": ready})));
+    let deleted = json!({"annotations": {(labels::DISRUPTING): "Underutilized/"}, "finalizers": ["f"],
+        "deletionTimestamp": clock::now().rfc3339()});
+    api.put(&claim("d", &json!({"metadata": deleted, "status": launched("i-2", &["Launched", "Initialized"])})));
+    api.put(&node("y", &json!({"metadata": meta, "spec": {"providerID": "aws:///z/i-2"}, "status": ready})));
+    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": true});
+    api.put(&pod("a", &json!({"metadata": {"ownerReferences": [owner]}, "spec": {"nodeName": "y"}})));
+    World::new(api)
+}
+
+/// The other client adds a taint that the moving pod does not tolerate: the node need not be closed.
+#[tokio::test]
+async fn a_node_is_closed_while_pods_move_under_every_failure() {
+    let text = transcript(moving, reconciled).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: ok
+      PATCH nodes/x {"metadata":{"resourceVersion":"2"},"spec":{"taints":[{"effect":"PreferNoSchedule","key":"team"},{"effect":"NoSchedule","key":"stowage.dev/planned","timeAdded":"TIME","value":"uid-c"}]}}
+      changes nodes/x (spec.taints)
+    again: ok, no write, as undisturbed
+    PATCH nodes/x
+      written by another: ok; again: ok, no write, differs: nodes/x (spec.taints)
+      409 | 422: ok; again: ok, 1 write, as undisturbed
+      404: ok; again: ok, no write, differs: -nodes/x
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: ok, sent 7 times; again: ok, 1 write, as undisturbed
+      no answer: waits forever; again: ok, 1 write, as undisturbed
+      lost answer: ok; again: ok, no write, as undisturbed
+      crash before: stopped; again: ok, 1 write, as undisturbed
+      crash after: stopped; again: ok, no write, as undisturbed
+    "#);
+}
+
+/// A new process finds the taint of one that was killed.
+#[tokio::test]
+async fn a_node_is_opened_again_when_no_pod_moves() {
+    let world = World { watched: true, ..moving() };
+    let taints = || world.api.stored("nodes/x").unwrap()["spec"]["taints"].as_array().unwrap().len();
+    let ctx = world.context();
+    assert_eq!((reconciled(Arc::clone(&ctx)).await, taints()), ("ok".into(), 2));
+    assert_eq!((reconciled(Arc::clone(&ctx)).await, taints()), ("ok".into(), 2));
+    open_all(&ctx).await;
+    assert_eq!(taints(), 1, "the process stops");
+    assert_eq!((reconciled(Arc::clone(&ctx)).await, taints()), ("ok".into(), 2));
+    world.api.put(&pod("b", &json!({"metadata": {"creationTimestamp": LATER}, "spec": {"nodeName": "x"}})));
+    ctx.cluster.update(|state| state.delete_claim("d"));
+    assert_eq!((reconciled(ctx).await, taints()), ("ok".into(), 1));
+}

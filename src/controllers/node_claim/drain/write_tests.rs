@@ -33,6 +33,7 @@ async fn drained(ctx: Arc<Context>) -> String {
     let Some(node) = node else { return "no node".into() };
     match drain(&ctx, &claim, &node).await {
         Ok(DrainProgress::InProgress) => "in progress".into(),
+        Ok(DrainProgress::Closing) => "closing".into(),
         Ok(DrainProgress::Blocked { .. }) => "blocked".into(),
         error => outcome(error),
     }
@@ -155,4 +156,33 @@ async fn a_successor_of_the_same_name_is_not_evicted() {
     let of = |path: &str| world.api.stored(path).unwrap()["metadata"]["deletionTimestamp"].clone();
     assert!(of("pods/n/a").is_null(), "it has another UID");
     assert!(of("pods/n/b").is_string() && of("pods/n/elsewhere").is_null());
+}
+
+/// The pod of a node that is disrupted has room on the open node y, where its successor need not be bound.
+#[tokio::test]
+async fn evictions_begin_when_the_nodes_that_could_take_the_successors_are_closed() {
+    let deletion = clock::now().rfc3339();
+    let disrupted = json!({(labels::DISRUPTING): "Underutilized/"});
+    let world = World { watched: true, ..world(&disrupted, labels::DISRUPTED_TAINT) };
+    let meta = json!({"deletionTimestamp": deletion, "finalizers": ["f"], "annotations": disrupted});
+    world.api.put(&claim("c", &json!({"metadata": meta, "status": launched("i-1", &["Launched"])})));
+    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": true});
+    let owners = json!({"metadata": {"ownerReferences": [owner]}, "spec": {"nodeName": "x"}});
+    world.api.put(&pod("a", &owners));
+    let plan = json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z",
+        (labels::PLANNED_OWNERS): json!({"n/a": {"uid": "rs", "at_ms": 0}}).to_string()});
+    world.api.put(&claim("d", &json!({"metadata": {"annotations": plan}, "status": launched("i-2", &["Launched"])})));
+    let open = |taints: &serde_json::Value| {
+        let labels = json!({(labels::REGISTERED): "true", (labels::INITIALIZED): "true"});
+        let status = json!({"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"pods": "9"}});
+        let spec = json!({"providerID": "aws:///z/i-2", "taints": taints});
+        node("y", &json!({"metadata": {"labels": labels}, "spec": spec, "status": status}))
+    };
+    world.api.put(&open(&json!([])));
+    let ctx = world.context();
+    let evicted = || world.api.stored("pods/n/a").unwrap()["metadata"]["deletionTimestamp"].is_string();
+    assert_eq!((drained(Arc::clone(&ctx)).await, evicted()), ("closing".into(), false));
+    let planned = json!([{"key": labels::PLANNED_TAINT, "value": "uid-d", "effect": "NoSchedule"}]);
+    ctx.cluster.update(|state| state.apply_node(open(&planned)));
+    assert_eq!((drained(ctx).await, evicted()), ("in progress".into(), true));
 }

@@ -30,6 +30,8 @@ pub struct PoolTerms {
     payback: i64,
     /// Thousandths of the price.
     min_saving: Option<i64>,
+    /// No pod is evicted of a workload whose newest pod is younger, in milliseconds.
+    min_eviction_interval: i64,
     /// Market value of all its pods that may move, micro-USD per hour.
     market_value: i64,
     /// Eviction cost of all its nodes if all pods were ordinary ones.
@@ -47,7 +49,13 @@ fn scaled(amount: i64, share: i64, whole: i64) -> i64 {
 
 impl Default for PoolTerms {
     fn default() -> Self {
-        Self { payback: millis(PAYBACK), min_saving: None, market_value: 0, units: EvictionUnits(0) }
+        Self {
+            payback: millis(PAYBACK),
+            min_saving: None,
+            min_eviction_interval: 0,
+            market_value: 0,
+            units: EvictionUnits(0),
+        }
     }
 }
 
@@ -68,7 +76,16 @@ impl PoolTerms {
         }
         terms.min_saving =
             read(labels::CONSOLIDATION_MIN_SAVINGS, permille, "a percentage from 0% to 100%, such as 5%");
+        terms.min_eviction_interval =
+            read(labels::MIN_EVICTION_INTERVAL, |text| duration::parse(text).ok(), "a duration, such as 30m")
+                .unwrap_or(0);
         (terms, errors)
+    }
+
+    /// Consolidation evicts no pod of a workload whose newest pod is younger; `None` where it does not matter.
+    pub fn min_eviction_interval(&self) -> Option<Duration> {
+        let millis = u64::try_from(self.min_eviction_interval).ok()?;
+        (millis > 0).then(|| Duration::from_millis(millis))
     }
 
     /// Adds a node of the NodePool: the market value of its pods, and its eviction cost if they were ordinary ones.
@@ -113,8 +130,10 @@ mod tests {
     use crate::test_support::objects;
 
     fn terms(payback: Option<&str>, min_savings: Option<&str>) -> (PoolTerms, Vec<String>) {
-        let annotations =
-            json!({(labels::CONSOLIDATION_PAYBACK): payback, (labels::CONSOLIDATION_MIN_SAVINGS): min_savings});
+        annotated(&json!({(labels::CONSOLIDATION_PAYBACK): payback, (labels::CONSOLIDATION_MIN_SAVINGS): min_savings}))
+    }
+
+    fn annotated(annotations: &serde_json::Value) -> (PoolTerms, Vec<String>) {
         PoolTerms::of(&objects::node_pool("p", &json!({"metadata": {"annotations": annotations}})))
     }
 
@@ -169,5 +188,13 @@ mod tests {
             assert_eq!(terms, PoolTerms::default());
             assert!(errors.len() == 1 && errors[0].contains(expected), "{errors:?}");
         }
+        let interval = |text: &str| {
+            let (terms, errors) = annotated(&json!({(labels::MIN_EVICTION_INTERVAL): text}));
+            (terms.min_eviction_interval(), errors)
+        };
+        assert_eq!(interval("30m"), (Some(Duration::from_mins(30)), vec![]));
+        assert_eq!(interval("0s"), (None, vec![]));
+        let error = "annotation stowage.dev/min-eviction-interval: 'soon' is not a duration, such as 30m";
+        assert_eq!(interval("soon"), (None, vec![error.to_owned()]));
     }
 }

@@ -1,7 +1,7 @@
+use k8s_openapi::api::core::v1::{Node, Taint};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::model::labels;
 use crate::planner::Effort;
 use crate::state::pod_budgets::EvictionBlock;
 use crate::state::pods::PodRecord;
@@ -169,6 +169,68 @@ fn each_node_gets_a_verdict() {
     let found = verdicts(&cluster, &mut Memory::default(), &Holds::default(), 0, NOW);
     assert_eq!(found[0].blockers, [Blocker::RateCap]);
     assert_eq!(found[0].saving, MicroUsd(90_000), "its pod is worth a sixteenth of a large spot node");
+}
+
+#[test]
+fn no_pod_is_evicted_of_a_workload_whose_newest_pod_is_younger_than_the_interval_of_its_pool() {
+    let pool = json!({"metadata": {"annotations": {(labels::MIN_EVICTION_INTERVAL): "30m"}}});
+    let minute = Duration::from_mins(1);
+    let other = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "o", "uid": "o", "controller": true});
+    for (case, pool, sibling, age, expected) in [
+        ("no newer pod", &pool, None, 1, None),
+        (
+            "a newer pod elsewhere",
+            &pool,
+            Some(json!({})),
+            10,
+            Some(Blocker::WorkloadChanged("n/on-a".into(), NOW + 20 * minute)),
+        ),
+        ("long ago", &pool, Some(json!({})), 30, None),
+        ("without the annotation", &json!({}), Some(json!({})), 10, None),
+        ("of another workload", &pool, Some(json!({"metadata": {"ownerReferences": [other]}})), 10, None),
+        ("of another tenant, who copied the UID", &pool, Some(json!({"metadata": {"namespace": "tenant"}})), 10, None),
+        ("that ended", &pool, Some(json!({"status": {"phase": "Succeeded"}})), 10, None),
+    ] {
+        let mut cluster = two_nodes(pool, &json!({}));
+        if let Some(mut patch) = sibling {
+            let created = json!({"metadata": {"creationTimestamp": (NOW - age * minute).rfc3339()}});
+            json_patch::merge(&mut patch, &created);
+            cluster.add_pod("sibling", Some("not-ours"), "100m", &patch);
+        }
+        let mut memory = Memory::default();
+        let found = verdicts(&cluster, &mut memory, &Holds::default(), 100, NOW);
+        assert_eq!(found[0].blockers.first(), expected.as_ref(), "{case}: {:?}", found[0]);
+        assert_eq!(memory.next_eligible, expected.and_then(|blocker| blocker.until()), "{case}");
+    }
+}
+
+/// Nodes have the planned taint while pods move, and the planner ignores it.
+#[test]
+fn the_planned_taint_of_a_node_is_no_reason_to_decide_again() {
+    let mut cluster = SmallCluster::new(&[("p", json!({}))]);
+    for (name, offering, cpu) in [("a", "small/spot", "500m"), ("b", "large/spot", "7800m")] {
+        cluster.add_node(name, "p", offering);
+        cluster.add_pod(&format!("on-{name}"), Some(name), cpu, &json!({}));
+    }
+    let mut memory = Memory::default();
+    let found = verdicts(&cluster, &mut memory, &Holds::default(), 100, NOW);
+    assert!(matches!(found[0].blockers[..], [Blocker::SavesTooLittle { .. }]), "{:?}", found[0]);
+    let decided = |cluster: &SmallCluster, memory: &mut Memory| {
+        let facts = cluster.facts();
+        let request = Request { pools: &cluster.pools, facts: &facts, most: 100, now: NOW };
+        Consolidation::begin(&cluster.state, &Holds::default(), memory, request).is_decided(memory, NOW)
+    };
+    let tainted = |cluster: &mut SmallCluster, key: &str| {
+        let mut node = Node::clone(&cluster.state.nodes["b"]);
+        let taint = Taint { key: key.into(), effect: "NoSchedule".into(), ..Taint::default() };
+        node.spec.get_or_insert_default().taints = Some(vec![taint]);
+        cluster.state.apply_node(node);
+    };
+    assert!(decided(&cluster, &mut memory));
+    tainted(&mut cluster, labels::PLANNED_TAINT);
+    assert!(decided(&cluster, &mut memory));
+    tainted(&mut cluster, "team");
+    assert!(!decided(&cluster, &mut memory));
 }
 
 #[test]

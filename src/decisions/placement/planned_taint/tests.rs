@@ -109,7 +109,7 @@ fn the_taint_is_removed_when_its_pods_are_bound_and_no_others_wait() {
         node(&mut state, "d", None);
         let now = UnixMillis(now);
         let rejected = rejected.iter().map(|claim| (*claim).to_owned()).collect();
-        to_untaint(&state, &resolve(&state, now), placement, &rejected, now)
+        to_untaint(&state, &resolve(&state, now), &BTreeSet::new(), placement, &rejected, now)
     };
     let removed = vec!["node-c".to_owned()];
     assert_eq!(untainted(None, Some("node-d"), PlacementMode::Nominate, &[], second), Vec::<String>::new());
@@ -125,6 +125,29 @@ fn the_taint_is_removed_when_its_pods_are_bound_and_no_others_wait() {
     assert_eq!(untainted(None, None, PlacementMode::Nominate, &["uid-c"], second), removed, "a pod can't be admitted");
 }
 
+/// The room of a pod that is gone, whose successor may never come, keeps its own node closed, and no other.
+#[test]
+fn a_new_node_is_closed_while_a_pod_of_another_node_is_about_to_move() {
+    let mut state = ClusterState::default();
+    claim(&mut state, "c", &[]);
+    node(&mut state, "c", Some("1970-01-01T00:00:00Z"));
+    let owners = json!({"n/b": {"uid": "rs", "at_ms": 0}}).to_string();
+    let plan =
+        json!({(labels::PLANNED_PODS): "[\"n/b\"]", (labels::PLANNED_OWNERS): owners, (labels::HOLD_UNTIL): LATER});
+    let meta = json!({"annotations": plan});
+    state.apply_claim(objects::claim("d", &json!({"metadata": meta, "status": objects::launched("d", &[])})));
+    node(&mut state, "d", Some("1970-01-01T00:00:00Z"));
+    let untainted = |state: &ClusterState| {
+        let now = UnixMillis(1_000);
+        let (holds, placement) = (resolve(state, now), PlacementMode::Nominate);
+        to_untaint(state, &holds, &BTreeSet::new(), placement, &HashSet::new(), now)
+    };
+    pod(&mut state, "b", json!(null), Some("node-old"));
+    assert_eq!(untainted(&state), Vec::<String>::new());
+    state.delete_pod("n/b", UnixMillis(2));
+    assert_eq!(untainted(&state), ["node-c"]);
+}
+
 #[test]
 fn a_pod_is_admitted_again_after_a_second_and_abandoned_after_three_rejections() {
     let mut state = ClusterState::default();
@@ -134,7 +157,7 @@ fn a_pod_is_admitted_again_after_a_second_and_abandoned_after_three_rejections()
     let holds = resolve(&state, UnixMillis(5));
     let mut taints = PlannedTaints::default();
     let pass = |taints: &mut PlannedTaints, state: &ClusterState, now| {
-        let actions = taints.choose(state, &holds, PlacementMode::Nominate, UnixMillis(now));
+        let actions = taints.choose(state, &holds, &BTreeSet::new(), PlacementMode::Nominate, UnixMillis(now));
         (actions.admit, actions.untaint.len())
     };
     let (admissions, _) = pass(&mut taints, &state, 1_000);
@@ -162,7 +185,8 @@ fn no_pod_is_admitted_in_another_placement_mode() {
     pod(&mut state, "a", json!(null), None);
     for (placement, admitted) in [(PlacementMode::Nominate, 1), (PlacementMode::Extender, 0), (PlacementMode::Off, 0)] {
         let holds = resolve(&state, UnixMillis(5));
-        let admissions = PlannedTaints::default().choose(&state, &holds, placement, UnixMillis(5)).admit;
+        let admissions =
+            PlannedTaints::default().choose(&state, &holds, &BTreeSet::new(), placement, UnixMillis(5)).admit;
         assert_eq!(admissions.len(), admitted, "{placement:?}");
     }
 }
@@ -210,9 +234,57 @@ fn a_node_is_open_while_daemon_set_pods_are_missing_that_its_taint_keeps_off() {
             state.apply_pod(&objects::pod(name, &pod), UnixMillis(1));
         }
         let now = UnixMillis(age * second);
-        let actions = PlannedTaints::default().choose(&state, &resolve(&state, now), PlacementMode::Nominate, now);
+        let (holds, none) = (resolve(&state, now), BTreeSet::new());
+        let actions = PlannedTaints::default().choose(&state, &holds, &none, PlacementMode::Nominate, now);
         let expected = changed.map(|effect| Change { node: "node-c".into(), effect });
         assert_eq!(actions.change, expected.into_iter().collect::<Vec<_>>(), "{case}");
         assert_eq!(actions.untaint.is_empty(), case != "the taint is removed", "{case}");
     }
+}
+
+#[test]
+fn a_node_that_is_not_new_has_the_taint_exactly_while_it_is_to_be_closed() {
+    let mut state = ClusterState::default();
+    claim(&mut state, "c", &["n/a"]);
+    pod(&mut state, "a", json!(null), None);
+    node(&mut state, "c", None);
+    let closed = BTreeSet::from(["node-c".to_owned(), "node-gone".to_owned()]);
+    let mut taints = PlannedTaints::default();
+    let choose = |taints: &mut PlannedTaints, state: &ClusterState, closed: &BTreeSet<String>, placement, now| {
+        let now = UnixMillis(now);
+        let actions = taints.choose(state, &resolve(state, now), closed, placement, now);
+        (actions.close, actions.untaint)
+    };
+    let mut initialized = objects::launched("c", &["Initialized"]);
+    initialized["conditions"][0]["lastTransitionTime"] = json!("1970-01-01T00:59:59Z");
+    let mut known = NodeClaim::clone(&state.claims["c"]);
+    known.status = serde_json::from_value(initialized).unwrap();
+    state.apply_claim(known);
+    let old = 3_600_000;
+    let nothing = (vec![], vec![]);
+    for placement in [PlacementMode::Extender, PlacementMode::Off] {
+        assert_eq!(choose(&mut taints, &state, &closed, placement, old), nothing, "{placement:?}");
+    }
+    let taint = planned_taint(&state.claims["c"], UnixMillis(old)).unwrap();
+    let close = vec![("node-c".to_owned(), taint)];
+    assert_eq!(choose(&mut taints, &state, &closed, PlacementMode::Nominate, old), (close, vec![]));
+    assert_eq!(choose(&mut taints, &state, &closed, PlacementMode::Nominate, old + 999), nothing, "tried a moment ago");
+    assert_eq!(choose(&mut taints, &state, &closed, PlacementMode::Nominate, old + 1_000).0.len(), 1, "again");
+    node(&mut state, "c", Some("1970-01-01T01:00:00Z"));
+    assert_eq!(choose(&mut taints, &state, &closed, PlacementMode::Nominate, old + 2_000), nothing);
+    let removed = (vec![], vec!["node-c".to_owned()]);
+    let none = BTreeSet::new();
+    assert_eq!(
+        choose(&mut taints, &state, &none, PlacementMode::Nominate, old + 2_000),
+        removed,
+        "by a new process, too"
+    );
+    taints.rejected.insert("uid-c".into());
+    assert_eq!(
+        choose(&mut taints, &state, &closed, PlacementMode::Nominate, old + 2_000),
+        removed,
+        "a pod can't be admitted"
+    );
+    node(&mut state, "c", None);
+    assert_eq!(choose(&mut taints, &state, &closed, PlacementMode::Nominate, old + 4_000), nothing, "nor closed again");
 }

@@ -1,0 +1,99 @@
+"""Moves on a real control plane, without an extender: the successors of the pods that consolidation evicts are bound where room is kept for
+them, because every open node that could take them is closed meanwhile.
+"""
+
+import datetime
+import time
+
+import kube
+import services
+import workloads
+from kube import bound_to, condition, key, taint_keys, terminating
+from services import TYPE
+
+SPACE, POOL = "moves", "moves"
+PLANNED = "stowage.dev/planned"
+MANY, FEW = 16, 6  # replicas of each workload
+MAX_CLOSED, MAX_PENDING = 10, 5  # seconds
+
+
+def at(text):
+    return datetime.datetime.fromisoformat(text)
+
+
+def closed(mirror):
+    """Nodes that are closed while pods move. A new node gets the taint before it is initialized."""
+    initialized = {claim["status"].get("nodeName"): condition(claim, "Initialized") for claim in mirror.claims() if "status" in claim}
+    names = set()
+    for node in mirror.nodes():
+        since = initialized.get(key(node), {}).get("lastTransitionTime")
+        added = [taint["timeAdded"] for taint in node["spec"].get("taints", []) if taint["key"] == PLANNED and taint["effect"] == "NoSchedule"]
+        if since and added and at(added[0]) > at(since):
+            names.add(key(node))
+    return names
+
+
+def longest(samples):
+    """The longest time for which a name was in consecutive samples, each of which is a time and a set of names."""
+    since, most = {}, 0.0
+    for now, names in samples:
+        since = {name: since.get(name, now) for name in names}
+        most = max([most, *(now - begin for begin in since.values())])
+    return most
+
+
+def ended(service, *results):
+    """How many holds ended with these results."""
+    return sum(service.stowage.metric("stowage_holds_ended_total", f'result="{result}"') for result in results)
+
+
+def converged(service):
+    """Whether every pod runs and no node is about to be removed."""
+    leaving = any(kube.being_disrupted(claim) for claim in service.claims(POOL))
+    return service.mirror.all_bound(2 * FEW, SPACE) and service.mirror.settled() and not leaving
+
+
+class TestMoves:
+    """Nodes of one type, each with pods of two workloads. When most pods end, those of several nodes move to the others."""
+
+    @staticmethod
+    def environment(request):
+        kind = workloads.requirement(kube.INSTANCE_TYPE, TYPE)
+        pool = workloads.node_pool(POOL, consolidate_after="5s", capacity_types=["on-demand"], extra=[kind])
+        large = workloads.workload(SPACE, "large", MANY, 500, 512)
+        small = workloads.workload(SPACE, "small", MANY, 100, 128)
+        return services.simulated(request.getfixturevalue("service_plane"), "nominate", workloads.namespace(SPACE), pool, large, small)
+
+    def test_1_every_successor_is_bound_where_it_is_planned(self, service):
+        service.wait_bound(SPACE, 2 * MANY, 90)
+        before, planned = len(service.names(POOL)), ended(service, "planned")
+        mirror = service.mirror
+        sample = lambda: (time.monotonic(), closed(mirror), {pod["metadata"]["uid"] for pod in mirror.pending(SPACE)})
+        with mirror.sampling(sample) as samples:
+            service.api.scale_all(SPACE, FEW)
+            service.wait(lambda: len(service.names(POOL)) <= before // 2 and converged(service), 120, "half of the nodes removed")
+        moved = ended(service, "planned") - planned
+        strays = ended(service, "stray", "elsewhere")
+        names = set().union(*(names for _, names, _ in samples))
+        seconds = longest([(now, names) for now, names, _ in samples])
+        pending = longest([(now, pods) for now, _, pods in samples])
+        print(f"\n{before} nodes, then {len(service.names(POOL))}: {moved:.0f} pods moved, {strays:.0f} strays; {len(names)} nodes closed for", end="")
+        print(f" {seconds:.1f} s at most; no pod pending for more than {pending:.1f} s", flush=True)
+        assert moved > 0 and strays == 0
+        assert names and seconds < MAX_CLOSED
+        assert pending < MAX_PENDING
+        assert not any(PLANNED in taint_keys(node) for node in mirror.nodes())
+        service.assert_no_errors()
+
+    def test_2_a_killed_process_leaves_no_node_closed(self, service):
+        service.api.scale_all(SPACE, MANY)
+        service.wait_bound(SPACE, 2 * MANY, 90)
+        service.wait(lambda: not any(PLANNED in taint_keys(node) for node in service.mirror.nodes()), 90, "every node open")
+        service.api.scale_all(SPACE, FEW)
+        service.wait(lambda: closed(service.mirror), 90, "a node closed")
+        service.stowage.kill()
+        service.stowage.start()
+        service.wait(lambda: converged(service), 120, "every pod bound")
+        tainted = lambda: [key(node) for node in service.mirror.nodes() if PLANNED in taint_keys(node)]
+        service.wait(lambda: not tainted(), 30, "every node open", lambda: str(tainted()))
+        service.assert_nothing_leaked()
