@@ -207,8 +207,10 @@ fn no_pod_is_evicted_of_a_workload_whose_newest_pod_is_younger_than_the_interval
 /// Nodes have the planned taint while pods move, and the planner ignores it.
 #[test]
 fn the_planned_taint_of_a_node_is_no_reason_to_decide_again() {
-    let mut cluster = SmallCluster::new(&[("p", json!({}))]);
-    for (name, offering, cpu) in [("a", "small/spot", "500m"), ("b", "large/spot", "7800m")] {
+    let on_demand = json!([{"key": labels::CAPACITY_TYPE, "operator": "In", "values": ["on-demand"]}]);
+    let pool = json!({"spec": {"template": {"spec": {"requirements": on_demand}}}});
+    let mut cluster = SmallCluster::new(&[("p", pool)]);
+    for (name, offering, cpu) in [("a", "small/on-demand", "500m"), ("b", "large/on-demand", "7800m")] {
         cluster.add_node(name, "p", offering);
         cluster.add_pod(&format!("on-{name}"), Some(name), cpu, &json!({}));
     }
