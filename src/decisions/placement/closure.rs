@@ -14,7 +14,7 @@ use crate::api::NodeClaim;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::decisions::placement::planned_taint::{planned_taint_of, taint_for};
+use crate::decisions::placement::planned_taint::{is_closed_as_new, planned_taint_of, taint_for};
 use crate::model::labels;
 use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
@@ -29,7 +29,8 @@ const MAX_MOVE: Duration = Duration::from_secs(30);
 const MAX_CLOSING: Duration = Duration::from_secs(2);
 /// How often the nodes that could take the moving pods are determined again.
 const REFRESH_PERIOD: Duration = Duration::from_secs(1);
-/// No node is closed if more than 5 % would have to be, within these limits: other new pods wait until they are planned.
+/// No node is closed if more than 5 % would have to be, within these limits, besides new ones, which are: other new pods wait until they are
+/// planned.
 const FEWEST: usize = 20;
 const MOST: usize = 100;
 
@@ -136,11 +137,12 @@ fn could_take(
     now: UnixMillis,
 ) -> Option<BTreeSet<String>> {
     let limit = (state.nodes.len() / 20).clamp(FEWEST, MOST);
-    let mut out = BTreeSet::new();
+    let (mut out, mut others) = (BTreeSet::new(), 0);
     for facts in &facts.nodes {
-        if could_take_one(state, facts, classes, now) {
+        if let Some(node) = open_node(state, facts, classes, now) {
             out.insert(facts.node.clone());
-            if out.len() > limit {
+            others += usize::from(!is_closed_as_new(state, node));
+            if others > limit {
                 return None;
             }
         }
@@ -148,16 +150,22 @@ fn could_take(
     Some(out)
 }
 
-fn could_take_one(state: &ClusterState, facts: &NodeFacts, classes: &[Arc<PodClass>], now: UnixMillis) -> bool {
+/// The node, if it is open and has room for a pod of one of these classes.
+fn open_node<'s>(
+    state: &'s ClusterState,
+    facts: &NodeFacts,
+    classes: &[Arc<PodClass>],
+    now: UnixMillis,
+) -> Option<&'s Node> {
     let mut fitting = classes.iter().filter(|class| class.requests.fits(&facts.free)).peekable();
     if fitting.peek().is_none() || facts.is_leaving {
-        return false;
+        return None;
     }
-    let Some(node) = state.nodes.get(&facts.node).filter(|node| is_open(node)) else { return false };
+    let node = state.nodes.get(&facts.node).filter(|node| is_open(node))?;
     let admitting = without_pods(node);
-    fitting.any(|class| admitting.admits(class))
-        // A DaemonSet may be rolled out: its pods come first.
-        && !taint_for(state, node, now).is_some_and(|taint| keeps_daemons_off(state, node, &taint))
+    // A DaemonSet may be rolled out: its pods come first.
+    let keeps_daemons_off = || taint_for(state, node, now).is_some_and(|taint| keeps_daemons_off(state, node, &taint));
+    (fitting.any(|class| admitting.admits(class)) && !keeps_daemons_off()).then_some(node)
 }
 
 /// Whether pods without a toleration of the planned taint may be bound to a node when it does not have that.

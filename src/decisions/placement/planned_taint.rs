@@ -83,10 +83,15 @@ fn was_new(state: &ClusterState, node: &Node, taint: &Taint) -> bool {
     initialized.is_none_or(|at| added_at(taint) <= at)
 }
 
+/// Whether a node is closed since it opened.
+pub fn is_closed_as_new(state: &ClusterState, node: &Node) -> bool {
+    planned_taint_of(node).is_some_and(|taint| was_new(state, node, taint))
+}
+
 /// Nodes that are closed because pods move.
 pub fn closed_for_moves(state: &ClusterState) -> Vec<String> {
     let nodes = state.tainted_nodes.iter().filter_map(|name| state.nodes.get(name));
-    let closed = nodes.filter(|node| planned_taint_of(node).is_some_and(|taint| !was_new(state, node, taint)));
+    let closed = nodes.filter(|node| !is_closed_as_new(state, node));
     closed.map(|node| node.name_any()).collect()
 }
 

@@ -147,6 +147,17 @@ fn no_node_is_closed_if_more_than_a_twentieth_would_have_to_be() {
 }
 
 #[test]
+fn new_nodes_that_are_closed_already_do_not_count() {
+    let mut state = world();
+    let taint = |claim: &str| json!({"key": labels::PLANNED_TAINT, "value": format!("uid-{claim}"), "effect": "NoSchedule", "timeAdded": "2025-12-31T23:59:59Z"});
+    for at in 0..2 * FEWEST {
+        let name = format!("new{at}");
+        put(&mut state, &name, "2", &json!({}), &json!({"spec": {"taints": [taint(&name)]}}));
+    }
+    assert_eq!(closed(&state, Duration::ZERO).len(), 2 * FEWEST + 1, "they stay closed while pods move");
+}
+
+#[test]
 fn nodes_are_determined_again_every_second_and_when_another_node_drains() {
     let (mut state, mut closure) = (world(), Closure::default());
     assert_eq!(closed_by(&mut closure, &state, Duration::ZERO).len(), 1);
