@@ -265,8 +265,8 @@ pub const ENTRIES: &[Entry] = &[
         labels::PLANNED_TAINT,
         "Node",
         STOWAGE,
-        "keeps all but the planned pods off a node that was just opened; the value is the UID of its NodeClaim, and the planned \
-         pods get a toleration of it",
+        "keeps all but the planned pods off a node that was just opened, or that could take pods that move; the value is the UID of its \
+         NodeClaim, and the planned pods get a toleration of it",
     ),
     entry(
         Form::Taint,
