@@ -66,7 +66,7 @@ impl Closure {
             self.last = None;
             return ClosedNodes::default();
         }
-        let sources: Vec<String> = sources.into_iter().map(|claim| claim.name_any()).collect();
+        let sources: Vec<String> = sources.into_iter().map(ResourceExt::name_any).collect();
         let is_current = |last: &&Determined| {
             last.sources == sources && last.at <= now && !last.at.is_older_than(REFRESH_PERIOD, now)
         };
