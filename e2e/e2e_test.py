@@ -95,7 +95,9 @@ class TestExtender:
         service.stowage.kill()
         waiting = len(mirror.pending(space))
         # Neither the webhook nor the extender answers: pods are admitted unchanged, and bound to nodes with room.
-        old = service.api.create(workloads.pod(space, "old", 10, 16, nodeSelector={"beta.kubernetes.io/os": "linux"}))
+        # A pod without a controller would be lost with a node that is consolidated later.
+        kept = {"karpenter.sh/do-not-disrupt": "true"}
+        old = service.api.create(workloads.pod(space, "old", 10, 16, annotations=kept, nodeSelector={"beta.kubernetes.io/os": "linux"}))
         assert old["spec"]["nodeSelector"] == {"beta.kubernetes.io/os": "linux"}, "the webhook answered, so Stowage was not down"
         small = lambda: next((bound_to(pod) for pod in mirror.pods(space) if pod["metadata"]["name"] == "old"), None)
         mirror.wait(small, 30, "a small pod bound while Stowage is down", lambda: mirror.summary(space))
@@ -282,7 +284,7 @@ class TestNominate:
         service.poll(agents, 10, "the pod of the DaemonSet bound", lambda: mirror.summary(self.AGENTS))
         guards = lambda: [t["effect"] for t in service.api.get("Node", node)["spec"].get("taints", []) if t["key"] == GUARD]
         service.poll(lambda: guards() == ["NoSchedule"], 5, "the node closed to others", guards)
-        held = service.claims("slow")[0]["status"]["nodeName"]
+        held = service.wait(lambda: service.claims("slow")[0]["status"].get("nodeName"), 30, "the node of the pod that is held")
         left = [t for t in service.api.get("Node", held)["spec"]["taints"] if t["key"] != taint["key"]]
         service.api.patch("Node", held, {"spec": {"taints": left}})
         service.wait(lambda: mirror.all_bound(2, space) and not guards(), 60, "both pods bound and the node open")
