@@ -87,7 +87,11 @@ impl PureParts {
                 let closed = self.derived.closed_nodes(state, pools, now);
                 let taints = self.taints.choose(state, &holds, &closed, mode, now);
                 let actions = self.nominations.choose(state, &holds, mode, now);
-                taints.admit.len() + taints.change.len() + taints.untaint.len() + actions.nominate.len()
+                taints.admit.len()
+                    + taints.close.len()
+                    + taints.change.len()
+                    + taints.untaint.len()
+                    + actions.nominate.len()
             }
             "extender view" => {
                 self.published = self.view.update(state, &holds, now);
