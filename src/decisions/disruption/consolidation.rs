@@ -4,8 +4,10 @@ pub mod backoff;
 pub mod market_value;
 pub mod objective;
 pub mod order;
+pub mod rooms;
 pub mod search;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -19,7 +21,8 @@ use crate::decisions::disruption::consolidation::backoff::Backoff;
 use crate::decisions::disruption::consolidation::market_value::{Floor, Market};
 use crate::decisions::disruption::consolidation::objective::PoolTerms;
 use crate::decisions::disruption::consolidation::order::{Source, by_surplus};
-use crate::decisions::disruption::consolidation::search::{Judgment, Limits, search};
+use crate::decisions::disruption::consolidation::rooms::Room;
+use crate::decisions::disruption::consolidation::search::{Judged, Judgment, Limits, search};
 use crate::decisions::disruption::eviction_cost::EvictionUnits;
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::decisions::disruption::obstacle::Obstacle;
@@ -33,6 +36,7 @@ use crate::planner::input::pod::PodEntry;
 use crate::state::instance_types::ReadyPool;
 use crate::state::object_ext::{NodeClaimExt, NodeExt};
 use crate::state::plan_record::Holds;
+use crate::state::snapshot_cache::NodeRef;
 use crate::state::tables::ClusterState;
 
 /// Maximum number of pods that one decision moves, unless a single node has more.
@@ -161,10 +165,10 @@ impl Consolidation {
         let market = Arc::clone(&memory.market.market);
         out.limits.floor.clone_from(&memory.market.floor);
         let newest = Newest::of(state, &out.terms);
+        let mut rooms = Vec::new();
         for node in &facts.nodes {
             if !node.is_leaving && node.quiet_since.is_some() {
-                let free = free(node);
-                out.limits.free = [out.limits.free[0] + free[0], out.limits.free[1] + free[1]];
+                rooms.push((&*node.claim, free(node)));
             }
             let candidate = match candidate(state, holds, node) {
                 Ok(candidate) => candidate,
@@ -210,6 +214,9 @@ impl Consolidation {
                 source.price.0 - out.terms.get(&source.pool).map_or(0, |terms| terms.eviction_cost(source.units).0);
         }
         by_surplus(&mut out.sources);
+        let at_of = out.indexes();
+        out.limits.rooms =
+            rooms.into_iter().map(|(claim, free)| Room { source: at_of.get(claim).copied(), free }).collect();
         let candidates: BTreeSet<&str> = out.claims_of_candidates().collect();
         memory.found.retain(|claim, _| candidates.contains(&**claim));
         out.situation = out.hash_situation(state, pools, last_pod_event);
@@ -238,6 +245,11 @@ impl Consolidation {
             }
         }
         hasher.finish()
+    }
+
+    /// The indexes of the candidates, by claim.
+    fn indexes(&self) -> HashMap<&str, usize> {
+        self.sources.iter().enumerate().map(|(at, source)| (&*source.claim, at)).collect()
     }
 
     /// Number of candidates.
@@ -292,6 +304,7 @@ impl Consolidation {
         let mut trials = Trials::default();
         let cluster = self.stays.len() + self.sources.len();
         let limits = Limits { waiting, cluster, ..self.limits.clone() };
+        let at_of = self.indexes();
         let choice = search(&self.sources, &limits, &memory.cursor, |set| {
             let Some(outcome) = simulate(&self.claims(set)) else { return Judgment::Unknown };
             let obstacle = |at: &usize| Some((*at, outcome.obstacles.get(&self.sources[*at].claim)?));
@@ -302,7 +315,17 @@ impl Consolidation {
             }
             let found = self.worth(set, &outcome);
             trials.judged(set, found);
-            Judgment::Worth(found.worth)
+            let at = |claim: &str| at_of.get(claim).copied();
+            let room = |(node, free): &(Option<Arc<NodeRef>>, [i64; 2])| Room {
+                source: node.as_ref().and_then(|node| at(node.claim.as_deref()?)),
+                free: *free,
+            };
+            Judgment::Worth(Judged {
+                worth: found.worth,
+                rooms: outcome.rooms.iter().map(room).collect(),
+                bought: outcome.bought.iter().filter_map(|(claim, cost)| Some((at(claim)?, cost.0))).collect(),
+                load_of_new: outcome.load_of_new,
+            })
         });
         memory.cursor = choice.cursor;
         let last = self.nothing_chosen(memory, now);
@@ -326,6 +349,10 @@ impl Consolidation {
                 } else {
                     memory.found.insert(source.claim.clone(), Blocker::SavesTooLittle { saving, needed });
                 }
+            } else if let Some(cost) = choice.worthless.get(&at) {
+                let saving = MicroUsd(source.price.0.saturating_sub(*cost));
+                let needed = MicroUsd(source.price.0 - source.gain);
+                memory.found.insert(source.claim.clone(), Blocker::SavesTooLittle { saving, needed });
             }
         }
         let chosen = || choice.chosen.iter().map(|at| &self.sources[*at]);
@@ -500,16 +527,16 @@ fn source(market: &Market, candidate: &Candidate<'_>, units: EvictionUnits) -> S
     let NodeFacts { claim, pool, price, load, largest, pods, .. } = candidate.facts;
     // Where nothing can be bought, the pods are worth what they cost now.
     let market_value = market.value(pool, load, largest).unwrap_or(*price);
+    let size = |entry: &PodEntry| [entry.class.requests.cpu.0, entry.class.requests.memory.0];
+    let mut sizes: Vec<[i64; 2]> = pods.iter().map(size).collect();
+    sizes.sort_unstable_by_key(|size| Reverse(*size));
     Source {
         claim: claim.clone(),
         pool: pool.clone(),
         price: *price,
         pods: candidate.pods,
         units,
-        load: pods.iter().fold([0; 2], |[cpu, memory], entry| {
-            let requests = &entry.class.requests;
-            [cpu + requests.cpu.0, memory + requests.memory.0]
-        }),
+        sizes,
         free: free(candidate.facts),
         surplus: price.0.saturating_sub(market_value.0),
         gain: 0,

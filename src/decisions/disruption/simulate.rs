@@ -1,6 +1,6 @@
 //! Simulated removal of nodes: the plan for the cluster without them.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::decisions::demand::{demand, moved_pods, unattempted};
@@ -10,10 +10,12 @@ use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::provisioning::supply_quarantine::{Source, SupplyQuarantine};
 use crate::model::offering::CapacityType;
 use crate::model::pod_class::PodClass;
+use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
 use crate::planner::input::pod::PodEntry;
 use crate::planner::input::problem::Problem;
+use crate::planner::output::plan::Plan;
 use crate::planner::{Effort, plan_with};
 use crate::state::plan_record::Holds;
 use crate::state::snapshot::{Snapshot, SnapshotRequest, take};
@@ -27,6 +29,12 @@ pub struct Outcome {
     pub purchases: BTreeMap<Arc<str>, MicroUsd>,
     /// The removed claims whose nodes should stay.
     pub obstacles: BTreeMap<String, Obstacle>,
+    /// What is free afterwards on the nodes where a pod may move to: millicores and bytes of memory. New nodes have no reference.
+    pub rooms: Vec<(Option<Arc<NodeRef>>, [i64; 2])>,
+    /// Cost of the new nodes per hour, by removed claim in proportion to its pods on them.
+    pub bought: BTreeMap<String, MicroUsd>,
+    /// What the pods on new nodes need: millicores and bytes of memory.
+    pub load_of_new: [i64; 2],
 }
 
 impl Outcome {
@@ -174,6 +182,12 @@ impl Simulator {
             let pool = &problem.pools[node.pool].name;
             let price = node.choices.first().map_or(0, |choice| choice.price.0);
             out.purchases.entry(Arc::clone(pool)).or_default().0 += price;
+            let size_of = |pod: &usize| size(&problem.pods[*pod].class.requests);
+            let load = node.pods.iter().map(size_of).fold([0; 2], sum);
+            out.load_of_new = sum(out.load_of_new, load);
+            for (claim, pod) in node.pods.iter().filter_map(|pod| Some((claim_of(pod)?, size_of(pod)))) {
+                out.bought.entry(claim.clone()).or_default().0 += share(price, pod, load);
+            }
             let is_spot = node.choices.iter().any(|choice| choice.capacity_type == CapacityType::Spot);
             for claim in node.pods.iter().filter_map(claim_of) {
                 if let Some(late) = self.late.get(&**pool) {
@@ -196,6 +210,7 @@ impl Simulator {
                 }
             }
         }
+        out.rooms = rooms(&problem, &node_refs, &plan);
         let mut waits = None;
         for left_out in plan.unschedulable {
             let pod = &problem.pods[left_out.pod].key;
@@ -244,6 +259,45 @@ impl Simulator {
         };
         (problem, node_refs)
     }
+}
+
+/// What is free after a plan on the nodes where a pod may move to ([`Outcome::rooms`]).
+fn rooms(problem: &Problem, node_refs: &[&Arc<NodeRef>], plan: &Plan) -> Vec<(Option<Arc<NodeRef>>, [i64; 2])> {
+    let mut taken: HashMap<usize, [i64; 2]> = HashMap::new();
+    for placement in &plan.placements {
+        let taken = taken.entry(placement.node).or_default();
+        placement.pods.iter().for_each(|pod| *taken = sum(*taken, size(&problem.pods[*pod].class.requests)));
+    }
+    let less = |from: [i64; 2], what: [i64; 2]| [from[0] - what[0], from[1] - what[1]];
+    let nodes = problem.nodes.iter().zip(node_refs).enumerate();
+    let may_hold =
+        nodes.filter(|(_, (node, node_ref))| node_ref.claim.is_some() && node.initialized && node.schedulable);
+    let existing = may_hold.map(|(at, (node, node_ref))| {
+        let reserved = [node.pods.requests(), &node.daemon_reserve].map(size);
+        let free = reserved.into_iter().fold(size(&node.allocatable), less);
+        (Some(Arc::clone(node_ref)), less(free, taken.get(&at).copied().unwrap_or_default()))
+    });
+    let new = plan.new_nodes.iter().filter_map(|node| {
+        Some((None, less(size(&node.choices.first()?.instance_type.allocatable), size(&node.requests))))
+    });
+    existing.chain(new).collect()
+}
+
+/// Millicores and bytes of memory.
+fn size(resources: &Resources) -> [i64; 2] {
+    [resources.cpu.0, resources.memory.0]
+}
+
+fn sum(a: [i64; 2], b: [i64; 2]) -> [i64; 2] {
+    [a[0] + b[0], a[1] + b[1]]
+}
+
+/// The part of a price for a part of a load: the mean of its shares of CPU and memory, of those that the load has.
+fn share(price: i64, part: [i64; 2], load: [i64; 2]) -> i64 {
+    let shares = part.iter().zip(load).filter(|(_, load)| *load > 0);
+    let shares = shares.map(|(part, load)| i128::from(price) * i128::from(*part) / i128::from(load));
+    let (sum, count) = shares.fold((0, 0), |(sum, count), share| (sum + share, count + 1));
+    i64::try_from(sum / count.max(1)).unwrap_or(price)
 }
 
 #[cfg(test)]

@@ -155,24 +155,22 @@ impl CoveringLp {
             .collect();
         let kind_vars = self.kind_variables(&mut lp, &set_vars);
         let mut in_lp = vec![false; self.rows.len()];
-        let add_row = |lp: &mut Lp, row: &Row| {
-            let terms: Vec<(Variable, f64)> = kind_vars[row.kind]
+        let terms = |row: &Row| -> Vec<(Variable, f64)> {
+            kind_vars[row.kind]
                 .iter()
                 .zip(&row.room)
                 .filter_map(|(var, room)| var.filter(|_| *room > 0.0).map(|var| (var, *room)))
-                .collect();
-            if !terms.is_empty() {
-                lp.add_constraint(terms, ComparisonOp::Le, row.price);
-            }
+                .collect()
         };
         for at in self.initial_rows() {
-            if !std::mem::replace(&mut in_lp[at], true) {
-                add_row(&mut lp, &self.rows[at]);
+            let terms = terms(&self.rows[at]);
+            if !std::mem::replace(&mut in_lp[at], true) && !terms.is_empty() {
+                lp.add_constraint(terms, ComparisonOp::Le, self.rows[at].price);
             }
         }
+        let mut solved = lp.solve().ok()?.into_solution().ok()?;
         let mut solution = None;
         for _ in 0..MAX_ITERATIONS {
-            let solved = lp.solve().ok()?.into_solution().ok()?;
             let value = |var: &Option<Variable>| var.map_or(0.0, |var| solved.var_value(var).max(0.0));
             let by_kind: Vec<Vec<f64>> = kind_vars.iter().map(|vars| vars.iter().map(value).collect()).collect();
             let worth = |row: &Row| -> f64 { row.room.iter().zip(&by_kind[row.kind]).map(|(r, p)| r * p).sum() };
@@ -205,7 +203,11 @@ impl CoveringLp {
             }
             for (_, at) in entering.into_iter().flatten() {
                 in_lp[at] = true;
-                add_row(&mut lp, &self.rows[at]);
+                let (terms, price) = (terms(&self.rows[at]), self.rows[at].price);
+                if !terms.is_empty() {
+                    // From the last optimum, which takes less time than a new solve.
+                    solved = solved.add_constraint(terms, ComparisonOp::Le, price).ok()?.into_solution().ok()?;
+                }
             }
         }
         solution

@@ -13,13 +13,20 @@ pub struct Source {
     /// Pods that move when it is removed.
     pub pods: usize,
     pub units: EvictionUnits,
-    /// What these pods need, and what is free on the node: millicores and bytes of memory.
-    pub load: [i64; 2],
+    /// What each of these pods needs, the largest first, and what is free on the node: millicores and bytes of memory.
+    pub sizes: Vec<[i64; 2]>,
     pub free: [i64; 2],
     /// Price less the market value of its pods: high on nearly empty nodes, and on full ones that cost more than others.
     pub surplus: i64,
     /// Price less the cost of its evictions: what its removal is worth if its pods fit on other nodes.
     pub gain: i64,
+}
+
+impl Source {
+    /// What its pods need together.
+    pub fn load(&self) -> [i64; 2] {
+        self.sizes.iter().fold([0; 2], |sum, pod| [sum[0] + pod[0], sum[1] + pod[1]])
+    }
 }
 
 /// Descending by surplus per eviction unit; of equals, fewer pods first.
@@ -43,7 +50,7 @@ mod tests {
             price,
             pods,
             units: EvictionUnits(units),
-            load: [0; 2],
+            sizes: Vec::new(),
             free: [0; 2],
             surplus: price.0 - market_value,
             gain: 0,

@@ -1,11 +1,20 @@
-//! The search for the nodes to remove: the best prefix of the order, then single changes of it. A plan judges each set, because nodes that are
-//! removed together share the room and the new nodes that their pods need.
+//! The search for the nodes to remove: a selection by an estimate, or the best prefix of the order, then single changes of it. A plan judges each set,
+//! because nodes that are removed together share the room and the new nodes that their pods need. Changes that are worthless by the estimate are left
+//! out.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::decisions::disruption::consolidation::market_value::Floor;
 use crate::decisions::disruption::consolidation::order::Source;
+use crate::decisions::disruption::consolidation::rooms::{Room, Rooms};
 
+/// Price of new nodes for the selection, in thousandths of the least one: they are seldom full, and started before others end.
+const SELECTION_PRICE: i64 = 1_300;
+/// No prefix is tried where the selection has at most this part of the sources: little changed.
+const SMALL_PART: usize = 8;
+/// Size of the first prefix where nothing is selected. Larger ones follow while they are better.
+const FIRST_PREFIX: usize = 32;
 /// Sets between the neighbors of the best prefix.
 const REFINEMENTS: usize = 4;
 /// Plans for a prefix, each without the nodes whose pods have no place in the last.
@@ -25,9 +34,15 @@ const EXCHANGE: usize = 48;
 const ROUNDS: usize = 4;
 /// With at most as many sources all sets are tried, as far as the work allows, but those that cannot be better.
 const MAX_BRANCHED: usize = 16;
-/// Work for changes of the best set: pods that are planned, and those that take as long as the rest of a plan.
+/// Work for changes of the best set: pods that are planned, and those that take as long as the rest of a plan. In clusters of more nodes than the
+/// other number it is less in proportion, if a set was found: a single change matters less, and the next decision follows.
 const WORK: usize = 20_000;
+const MANY_NODES: usize = 100;
 const WORK_OF_A_PLAN: usize = 100;
+/// Maximum price of new nodes for further pods, in thousandths of the least one.
+const MAX_PRICE: i64 = 1_500;
+/// Rooms that the estimates of a round look at.
+const STEPS: usize = 2_000_000;
 
 /// What may be removed at once.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -40,8 +55,8 @@ pub struct Limits {
     /// Other pods that each plan places, and nodes that it reads, which takes time.
     pub waiting: usize,
     pub cluster: usize,
-    /// What is free on all nodes where pods may go, sources included: millicores and bytes of memory.
-    pub free: [i64; 2],
+    /// What is free on the nodes where pods may go, sources included.
+    pub rooms: Vec<Room>,
     /// What new nodes cost at least.
     pub floor: Floor,
 }
@@ -49,12 +64,24 @@ pub struct Limits {
 /// What a plan says about the removal of a set of sources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Judgment {
-    /// What the removal is worth, micro-USD per hour: at most the sum of the gains.
-    Worth(i64),
+    Worth(Judged),
     /// The pods of these have no place.
     Stuck(BTreeSet<usize>),
     /// The planner failed.
     Unknown,
+}
+
+/// What the removal of a set means.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Judged {
+    /// Micro-USD per hour: at most the sum of the gains.
+    pub worth: i64,
+    /// What is free afterwards on the nodes that stay, and on new ones.
+    pub rooms: Vec<Room>,
+    /// What the new nodes cost, by source in proportion to its pods on them.
+    pub bought: BTreeMap<usize, i64>,
+    /// What the pods on new nodes need: millicores and bytes of memory.
+    pub load_of_new: [i64; 2],
 }
 
 /// The best set that was found.
@@ -71,6 +98,8 @@ pub struct Choice {
     pub cursor: String,
     /// Number of sources up to there that this search tried.
     pub tried: usize,
+    /// Sources that nothing is gained by, in addition to the chosen ones, and what the new nodes for their pods cost at least.
+    pub worthless: BTreeMap<usize, i64>,
 }
 
 /// Searches among sources that are in order.
@@ -80,13 +109,32 @@ pub fn search(
     cursor: &str,
     judge: impl FnMut(&BTreeSet<usize>) -> Judgment,
 ) -> Choice {
-    let best = Choice { cursor: cursor.to_owned(), ..Choice::default() };
-    let mut search = Search { sources, limits, judge, best, suspects: BTreeSet::new(), work: WORK };
-    for _ in 0..CONFIRMATIONS {
-        search.best_prefix();
-        if !search.confirm() {
-            break;
+    let free = limits.rooms.iter().fold([0; 2], |sum, room| [sum[0] + room.free[0], sum[1] + room.free[1]]);
+    let mut search = Search {
+        sources,
+        limits,
+        free,
+        judge,
+        best: Choice { cursor: cursor.to_owned(), ..Choice::default() },
+        rooms: Rooms::new(limits.rooms.clone()),
+        bought: BTreeMap::new(),
+        price_permille: 1_000,
+        suspects: BTreeSet::new(),
+        work: WORK,
+    };
+    search.selection();
+    search.confirm();
+    let first = if search.best.worth > 0 { usize::MAX } else { FIRST_PREFIX };
+    if search.best.worth == 0 || search.best.chosen.len() * SMALL_PART > sources.len() {
+        for _ in 0..CONFIRMATIONS {
+            search.best_prefix(first);
+            if !search.confirm() {
+                break;
+            }
         }
+    }
+    if search.best.worth > 0 {
+        search.work = search.work.min(WORK * MANY_NODES / limits.cluster.max(MANY_NODES));
     }
     let others = search.others();
     for _ in 0..ROUNDS {
@@ -107,8 +155,15 @@ pub fn search(
 struct Search<'a, F> {
     sources: &'a [Source],
     limits: &'a Limits,
+    /// Sum of the rooms.
+    free: [i64; 2],
     judge: F,
     best: Choice,
+    /// What is free without the best set, and what its new nodes cost ([`Judged::bought`]).
+    rooms: Rooms,
+    bought: BTreeMap<usize, i64>,
+    /// What its new nodes cost, in thousandths of the least price of what their pods need.
+    price_permille: i64,
     /// Sources whose pods had no place in some set.
     suspects: BTreeSet<usize>,
     /// The remaining part of [`WORK`].
@@ -118,16 +173,16 @@ struct Search<'a, F> {
 impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
     /// The sources that the limits admit together, in order: one that exceeds them is skipped.
     fn within_limits(&self, order: impl Iterator<Item = usize>) -> Vec<usize> {
-        let mut left = self.limits.clone();
+        let (mut of_pools, mut nodes, mut pods) = (self.limits.of_pools.clone(), self.limits.nodes, self.limits.pods);
         let mut out = Vec::new();
         for at in order {
             let source = &self.sources[at];
-            let Some(of_pool) = left.of_pools.get_mut(&source.pool).filter(|nodes| **nodes > 0) else { continue };
-            let fits = out.is_empty() || source.pods <= left.pods;
-            if left.nodes > 0 && fits {
+            let Some(of_pool) = of_pools.get_mut(&source.pool).filter(|nodes| **nodes > 0) else { continue };
+            let fits = out.is_empty() || source.pods <= pods;
+            if nodes > 0 && fits {
                 *of_pool -= 1;
-                left.nodes -= 1;
-                left.pods = left.pods.saturating_sub(source.pods);
+                nodes -= 1;
+                pods = pods.saturating_sub(source.pods);
                 out.push(at);
             }
         }
@@ -144,9 +199,9 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
 
     /// An upper bound on the worth of a set: its pods need new nodes at least where their sum exceeds what is free on the others.
     fn bound(&self, set: &BTreeSet<usize>) -> i64 {
-        let mut missing = [0, 1].map(|resource| -self.limits.free[resource]);
+        let mut missing = self.free.map(std::ops::Neg::neg);
         for source in set.iter().map(|at| &self.sources[*at]) {
-            for (missing, (load, free)) in missing.iter_mut().zip(source.load.iter().zip(source.free)) {
+            for (missing, (load, free)) in missing.iter_mut().zip(source.load().iter().zip(source.free)) {
                 *missing += load + free;
             }
         }
@@ -162,15 +217,32 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
         self.best.plans += 1;
         let pods: usize = set.iter().map(|at| self.sources[*at].pods).sum();
         self.work = self.work.saturating_sub(pods + self.work_of_a_plan());
-        let judgment = (self.judge)(set);
-        match &judgment {
-            Judgment::Worth(worth) if *worth > self.best.worth => {
-                (self.best.chosen, self.best.worth) = (set.clone(), *worth);
+        let mut judgment = (self.judge)(set);
+        match &mut judgment {
+            Judgment::Worth(judged) if judged.worth > self.best.worth => {
+                (self.best.chosen, self.best.worth) = (set.clone(), judged.worth);
+                self.rooms = Rooms::new(std::mem::take(&mut judged.rooms));
+                self.bought = std::mem::take(&mut judged.bought);
+                let cost = self.gain(set).saturating_sub(judged.worth);
+                let permille = i128::from(cost) * 1_000 / i128::from(self.limits.floor.cost(judged.load_of_new).max(1));
+                self.price_permille = i64::try_from(permille).unwrap_or(MAX_PRICE).clamp(1_000, MAX_PRICE);
             }
-            Judgment::Stuck(stuck) if set.len() == 1 => self.best.stuck.extend(stuck),
+            Judgment::Stuck(stuck) if set.len() == 1 => self.best.stuck.extend(&*stuck),
             _ => {}
         }
         judgment
+    }
+
+    /// The sources that are worth their removal by the estimate.
+    fn selection(&mut self) {
+        let (work, mut steps) = (self.work, STEPS);
+        let floor = &self.limits.floor;
+        let cost = |missing: [i64; 2]| floor.cost(missing).saturating_mul(SELECTION_PRICE) / 1_000;
+        let sources = self.sources.iter().enumerate().map(|(at, source)| (at, &*source.sizes, source.gain));
+        let selected = self.rooms.clone().select(sources, cost, &mut steps);
+        let selected = self.within_limits(selected.into_iter());
+        self.prefix(&selected);
+        self.work = work;
     }
 
     /// The worth of the first sources of an order, without those whose pods have no place.
@@ -181,7 +253,7 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
                 return None;
             }
             match self.judge(&set) {
-                Judgment::Worth(worth) => return Some(worth),
+                Judgment::Worth(judged) => return Some(judged.worth),
                 Judgment::Stuck(stuck) => {
                     set.retain(|at| !stuck.contains(at));
                     self.suspects.extend(stuck);
@@ -192,23 +264,33 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
         None
     }
 
-    /// Halves the prefix, then tries some between the best and its neighbors.
-    fn best_prefix(&mut self) {
+    /// Halves the prefix of this size, or doubles it while that is better, then tries some between the best and its neighbors.
+    fn best_prefix(&mut self, first: usize) {
         let possible = (0..self.sources.len()).filter(|at| !self.best.stuck.contains(at));
         let order = self.within_limits(possible);
-        let work = self.work;
+        let (work, before) = (self.work, self.best.worth);
         let mut tried = vec![(0, 0)];
-        let mut count = order.len();
+        let mut largest = first.min(order.len());
+        tried.extend(self.prefix(&order[..largest]).map(|worth| (largest, worth)));
+        let of_first = self.best.worth;
+        let mut count = largest / 2;
         while count > 0 {
             tried.extend(self.prefix(&order[..count]).map(|worth| (count, worth)));
             count /= 2;
+        }
+        let mut is_larger_better = self.best.worth == of_first || self.best.worth == before;
+        while is_larger_better && largest < order.len() {
+            largest = (2 * largest).min(order.len());
+            let smaller = self.best.worth;
+            tried.extend(self.prefix(&order[..largest]).map(|worth| (largest, worth)));
+            is_larger_better = self.best.worth > smaller || smaller == 0;
         }
         tried.sort_unstable();
         for _ in 0..REFINEMENTS {
             let Some((best, _)) = tried.iter().enumerate().max_by_key(|(_, (_, worth))| *worth) else { break };
             let here = tried[best].0;
             let below = best.checked_sub(1).map_or(here, |below| tried[below].0);
-            let above = tried.get(best + 1).map_or(order.len(), |above| above.0);
+            let above = tried.get(best + 1).map_or(largest, |above| above.0);
             let gaps = [(below, here), (here, above)];
             let Some((low, high)) = gaps.into_iter().max_by_key(|(low, high)| high - low).filter(|(l, h)| h - l > 1)
             else {
@@ -233,47 +315,83 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
         self.best.stuck.len() > stuck
     }
 
+    /// What new nodes cost for the pods of a source that have no room after the removal of the best set, at the prices of the new nodes of that set, if
+    /// in addition there is `kept`. Zero where there are too few steps.
+    fn cost(&mut self, at: usize, kept: [i64; 2], steps: &mut usize) -> i64 {
+        let missing = self.rooms.missing(at, &self.sources[at].sizes, steps).unwrap_or_default();
+        let least = self.limits.floor.cost([missing[0] - kept[0], missing[1] - kept[1]]);
+        least.saturating_mul(self.price_permille) / 1_000
+    }
+
     /// Tries a change of the best set.
     fn change(&mut self, mut set: BTreeSet<usize>) {
         set.retain(|at| !self.best.stuck.contains(at));
-        if self.work > 0 && !set.is_empty() && self.gain(&set) > self.best.worth && self.is_within_limits(&set) {
+        let may_be_better = self.gain(&set) > self.best.worth && self.bound(&set) > self.best.worth;
+        if self.work > 0 && !set.is_empty() && may_be_better && self.is_within_limits(&set) {
             self.judge(&set);
         }
     }
 
-    /// Keeps nodes of the best set, those of least gain first.
+    /// What new nodes for the pods of a chosen source cost, more than the removal of its node gains.
+    fn loss(&self, at: usize) -> i64 {
+        self.bought.get(&at).copied().unwrap_or_default() - self.sources[at].gain
+    }
+
+    /// Keeps nodes of the best set, those of most loss first; not those whose pods hardly need new nodes.
     fn give_back(&mut self) {
         let mut order: Vec<usize> = self.best.chosen.iter().copied().collect();
-        order.sort_by_key(|at| (self.sources[*at].gain, std::cmp::Reverse(*at)));
+        order.retain(|at| 2 * self.loss(*at) >= -self.sources[*at].gain);
+        order.sort_by_key(|at| Reverse((self.loss(*at), *at)));
         for at in order.into_iter().take(GIVE_BACK) {
             self.change(without(&self.best.chosen, at));
         }
     }
 
-    /// The sources that are added by themselves, and whether they count as tried: all, or else the first ones and some in turns, alternating so
-    /// that little work, too, gets around.
-    fn others(&self) -> Vec<(usize, bool)> {
+    /// The sources that are added by themselves, and whether they count as tried: all, or else those of most worth and some in turns, alternating so
+    /// that little work, too, gets around. By the estimate; those that are worthless follow in their turn without a plan.
+    fn others(&mut self) -> Vec<(usize, bool)> {
         let order: Vec<usize> = (0..self.sources.len()).filter(|at| !self.best.stuck.contains(at)).collect();
-        let pods: usize = order.iter().map(|at| self.sources[*at].pods).sum();
-        if order.len() <= ADD && pods + order.len() * self.work_of_a_plan() <= self.work {
+        let mut steps = STEPS;
+        let mut promising = Vec::new();
+        for at in &order {
+            let cost = self.cost(*at, [0; 2], &mut steps);
+            if self.best.chosen.contains(at) || self.sources[*at].gain > cost {
+                promising.push((Reverse(self.sources[*at].gain - cost), *at));
+            } else {
+                self.best.worthless.insert(*at, cost);
+            }
+        }
+        let pods: usize = promising.iter().map(|(_, at)| self.sources[*at].pods).sum();
+        if promising.len() <= ADD && pods + promising.len() * self.work_of_a_plan() <= self.work {
             return order.into_iter().map(|at| (at, true)).collect();
         }
+        promising.sort_unstable();
         let key = |at: &usize| (self.sources[*at].claim <= self.best.cursor, &self.sources[*at].claim);
-        let mut in_turns = order.clone();
+        let mut in_turns = order;
         in_turns.sort_by(|a, b| key(a).cmp(&key(b)));
-        in_turns.truncate(IN_TURNS);
-        let mut first = order.into_iter().filter(|at| !in_turns.contains(at)).take(ADD - IN_TURNS);
-        in_turns.iter().flat_map(|at| [Some((*at, true)), first.next().map(|at| (at, false))]).flatten().collect()
+        let is_promising = |at: &usize| !self.best.worthless.contains_key(at);
+        let last = in_turns.iter().enumerate().filter(|(_, at)| is_promising(at)).nth(IN_TURNS).map(|(last, _)| last);
+        in_turns.truncate(last.unwrap_or(in_turns.len()));
+        let mut first = promising.iter().map(|(_, at)| *at).filter(|at| !in_turns.contains(at)).take(ADD - IN_TURNS);
+        let mut out = Vec::new();
+        for at in &in_turns {
+            out.push((*at, true));
+            if is_promising(at) {
+                out.extend(first.next().map(|at| (at, false)));
+            }
+        }
+        out.extend(first.map(|at| (at, false)));
+        out
     }
 
     fn add(&mut self, others: &[(usize, bool)]) {
-        let mut tried = 0;
+        let (mut tried, mut steps) = (0, STEPS);
         for (at, counts) in others {
             if *counts && self.work > 0 {
                 self.best.cursor.clone_from(&self.sources[*at].claim);
                 tried += 1;
             }
-            if !self.best.chosen.contains(at) {
+            if !self.best.chosen.contains(at) && self.sources[*at].gain > self.cost(*at, [0; 2], &mut steps) {
                 self.change(with(&self.best.chosen, *at));
             }
         }
@@ -281,12 +399,17 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
     }
 
     fn exchange(&mut self) {
-        let worth = self.best.worth;
+        let (worth, mut steps) = (self.best.worth, STEPS);
         let chosen: Vec<usize> = self.best.chosen.iter().rev().copied().collect();
         let kept = self.kept();
         let pairs = chosen.iter().flat_map(|out| kept.iter().map(move |into| (*out, *into)));
         for (out, into) in pairs.take(EXCHANGE) {
-            self.change(with(&without(&self.best.chosen, out), into));
+            // As if the pods of a node that is kept left no gap elsewhere that is too small.
+            let [load, free] = [self.sources[out].load(), self.sources[out].free];
+            let cost = self.cost(into, [load[0] + free[0], load[1] + free[1]], &mut steps);
+            if self.sources[into].gain - cost + self.loss(out) > 0 {
+                self.change(with(&without(&self.best.chosen, out), into));
+            }
             if self.best.worth > worth {
                 return;
             }

@@ -259,7 +259,7 @@ fn nodes_of_lower_eviction_cost_are_removed_first() {
 #[test]
 fn a_decision_respects_the_budgets_of_each_pool_and_the_cap() {
     let budget = |nodes: &str| json!({"spec": {"disruption": {"budgets": [{"nodes": nodes}]}, "limits": {"cpu": "0"}}});
-    for (most, expected) in [(100, vec!["q0", "q1"]), (1, vec!["q0"]), (0, vec![])] {
+    for (most, expected) in [(100, vec!["q0", "q2"]), (1, vec!["q0"]), (0, vec![])] {
         let mut cluster = SmallCluster::new(&[("p", budget("0")), ("q", budget("2"))]);
         for (pool, n) in [("p", 0), ("p", 1), ("p", 2), ("q", 0), ("q", 1), ("q", 2), ("q", 3)] {
             let name = format!("{pool}{n}");
@@ -342,23 +342,18 @@ fn nothing_is_planned_again_while_nothing_changed_or_for_five_minutes() {
     let plans = |cluster: &SmallCluster, memory: &mut Memory, after: u32| {
         decide_with(cluster, memory, 100, NOW + second * after).plans
     };
-    for decision in 0..3 {
-        assert!(plans(&cluster, &mut memory, decision) > 0, "some of 40 candidates are tried in turns");
-    }
-    assert_eq!(plans(&cluster, &mut memory, 3), 0);
+    assert!(plans(&cluster, &mut memory, 0) > 0);
+    assert_eq!(plans(&cluster, &mut memory, 1), 0);
     for (case, change) in [
         ("another node", &(|cluster: &mut SmallCluster| add(cluster, "other")) as &dyn Fn(&mut SmallCluster)),
         ("a pod that waits", &|cluster| cluster.add_pod("waits", None, "8", &json!({}))),
         ("a pod that ended", &|cluster| cluster.state.delete_pod("n/ends", NOW - Duration::from_mins(1))),
     ] {
         change(&mut cluster);
-        assert!(plans(&cluster, &mut memory, 4) > 0, "{case}");
-        for _ in 0..3 {
-            plans(&cluster, &mut memory, 4);
-        }
-        assert_eq!(plans(&cluster, &mut memory, 4), 0, "{case}");
+        assert!(plans(&cluster, &mut memory, 2) > 0, "{case}");
+        assert_eq!(plans(&cluster, &mut memory, 2), 0, "{case}");
     }
-    assert!(plans(&cluster, &mut memory, 4 + 300) > 0);
+    assert!(plans(&cluster, &mut memory, 2 + 300) > 0);
 }
 
 /// Clusters with the planner itself: what is chosen never costs more than to keep everything, and is within 5 % of the best of all sets.

@@ -141,10 +141,40 @@ fn f18_pods_that_need_a_new_node_whatever_is_removed_are_no_price_of_a_removal()
     assert_eq!(simulator.waiting_pods(), 2);
     let purchases = [("p".into(), MicroUsd(160_000))].into();
     let obstacles = [("old".to_owned(), Obstacle::NeededByWaitingPod("n/fits nowhere".into()))].into();
-    assert_eq!(simulator.simulate(&without, Effort::Normal), Outcome { purchases, obstacles });
+    let found = |simulator: &Simulator| {
+        let Outcome { purchases, obstacles, .. } = simulator.simulate(&without, Effort::Normal);
+        (purchases, obstacles)
+    };
+    assert_eq!(found(&simulator), (purchases, obstacles));
     simulator.leave_out_unplaced(Effort::Normal);
     assert_eq!(simulator.waiting_pods(), 0);
-    assert_eq!(simulator.simulate(&without, Effort::Normal), Outcome::default());
+    assert_eq!(found(&simulator), Default::default());
+}
+
+#[test]
+fn an_outcome_says_what_is_free_afterwards_and_whose_pods_the_new_nodes_are_bought_for() {
+    let mut cluster = cluster(&json!({}), "large/on-demand", &json!({}));
+    for (name, offering) in [("other", "large/on-demand"), ("b", "small/on-demand"), ("cordoned", "small/on-demand")] {
+        cluster.add_node(name, "p", offering);
+    }
+    let mut cordoned = (*cluster.state.nodes["cordoned"]).clone();
+    cordoned.spec.as_mut().unwrap().unschedulable = Some(true);
+    cluster.state.apply_node(cordoned);
+    // One core is free on `b`: for one of the pods on `old`. A new node of 8 cores holds the other three.
+    for (name, node, cpu) in [("c", "old", "3"), ("d", "other", "3"), ("e", "old", "1"), ("f", "b", "1")] {
+        cluster.add_pod(name, Some(node), cpu, &json!({}));
+    }
+    let outcome = cluster.simulate(&["old", "other"]);
+    let price = outcome.purchases["p"].0;
+    let room =
+        |(node, free): &(Option<Arc<NodeRef>>, [i64; 2])| (node.as_ref().and_then(|node| node.claim.clone()), free[0]);
+    let rooms: Vec<(Option<String>, i64)> = outcome.rooms.iter().map(room).collect();
+    assert_eq!(rooms, [(Some("b".to_owned()), 0), (None, 1_000)]);
+    assert_eq!(outcome.load_of_new, [7_000, 0]);
+    // No pod requests memory.
+    let bought: Vec<(&str, i64)> = outcome.bought.iter().map(|(claim, cost)| (&**claim, cost.0)).collect();
+    let share = |cores: i64| price * cores / 7;
+    assert_eq!(bought, [("old", share(3) + share(1)), ("other", share(3))]);
 }
 
 #[test]
