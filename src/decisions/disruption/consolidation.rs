@@ -165,11 +165,7 @@ impl Consolidation {
         let market = Arc::clone(&memory.market.market);
         out.limits.floor.clone_from(&memory.market.floor);
         let newest = Newest::of(state, &out.terms);
-        let mut rooms = Vec::new();
         for node in &facts.nodes {
-            if !node.is_leaving && node.quiet_since.is_some() {
-                rooms.push((&*node.claim, free(node)));
-            }
             let candidate = match candidate(state, holds, node) {
                 Ok(candidate) => candidate,
                 Err(blocker) => {
@@ -214,9 +210,6 @@ impl Consolidation {
                 source.price.0 - out.terms.get(&source.pool).map_or(0, |terms| terms.eviction_cost(source.units).0);
         }
         by_surplus(&mut out.sources);
-        let at_of = out.indexes();
-        out.limits.rooms =
-            rooms.into_iter().map(|(claim, free)| Room { source: at_of.get(claim).copied(), free }).collect();
         let candidates: BTreeSet<&str> = out.claims_of_candidates().collect();
         memory.found.retain(|claim, _| candidates.contains(&**claim));
         out.situation = out.hash_situation(state, pools, last_pod_event);
@@ -303,8 +296,15 @@ impl Consolidation {
         }
         let mut trials = Trials::default();
         let cluster = self.stays.len() + self.sources.len();
-        let limits = Limits { waiting, cluster, ..self.limits.clone() };
         let at_of = self.indexes();
+        let at = |claim: &str| at_of.get(claim).copied();
+        let rooms = |outcome: &Outcome| {
+            let source = |node: &NodeRef| at(node.claim.as_deref()?);
+            let rooms = outcome.rooms.iter();
+            rooms.map(|(node, free)| Room { source: node.as_deref().and_then(source), free: *free }).collect()
+        };
+        let present = simulate(&BTreeSet::new()).map(|outcome| rooms(&outcome)).unwrap_or_default();
+        let limits = Limits { waiting, cluster, rooms: present, ..self.limits.clone() };
         let choice = search(&self.sources, &limits, &memory.cursor, |set| {
             let Some(outcome) = simulate(&self.claims(set)) else { return Judgment::Unknown };
             let obstacle = |at: &usize| Some((*at, outcome.obstacles.get(&self.sources[*at].claim)?));
@@ -315,14 +315,9 @@ impl Consolidation {
             }
             let found = self.worth(set, &outcome);
             trials.judged(set, found);
-            let at = |claim: &str| at_of.get(claim).copied();
-            let room = |(node, free): &(Option<Arc<NodeRef>>, [i64; 2])| Room {
-                source: node.as_ref().and_then(|node| at(node.claim.as_deref()?)),
-                free: *free,
-            };
             Judgment::Worth(Judged {
                 worth: found.worth,
-                rooms: outcome.rooms.iter().map(room).collect(),
+                rooms: rooms(&outcome),
                 bought: outcome.bought.iter().filter_map(|(claim, cost)| Some((at(claim)?, cost.0))).collect(),
                 load_of_new: outcome.load_of_new,
             })
@@ -517,11 +512,6 @@ fn limit(allowance: Option<&PoolAllowance>, most: usize) -> Option<Blocker> {
     (most == 0).then_some(Blocker::RateCap)
 }
 
-/// What is free on a node: millicores and bytes of memory.
-fn free(facts: &NodeFacts) -> [i64; 2] {
-    [facts.free.cpu.0.max(0), facts.free.memory.0.max(0)]
-}
-
 /// A candidate with the market value of its pods and what their eviction costs. Its gain is not known yet.
 fn source(market: &Market, candidate: &Candidate<'_>, units: EvictionUnits) -> Source {
     let NodeFacts { claim, pool, price, load, largest, pods, .. } = candidate.facts;
@@ -537,7 +527,6 @@ fn source(market: &Market, candidate: &Candidate<'_>, units: EvictionUnits) -> S
         pods: candidate.pods,
         units,
         sizes,
-        free: free(candidate.facts),
         surplus: price.0.saturating_sub(market_value.0),
         gain: 0,
     }

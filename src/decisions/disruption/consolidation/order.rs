@@ -13,9 +13,8 @@ pub struct Source {
     /// Pods that move when it is removed.
     pub pods: usize,
     pub units: EvictionUnits,
-    /// What each of these pods needs, the largest first, and what is free on the node: millicores and bytes of memory.
+    /// What each of these pods needs, the largest first: millicores and bytes of memory.
     pub sizes: Vec<[i64; 2]>,
-    pub free: [i64; 2],
     /// Price less the market value of its pods: high on nearly empty nodes, and on full ones that cost more than others.
     pub surplus: i64,
     /// Price less the cost of its evictions: what its removal is worth if its pods fit on other nodes.
@@ -51,7 +50,6 @@ mod tests {
             pods,
             units: EvictionUnits(units),
             sizes: Vec::new(),
-            free: [0; 2],
             surplus: price.0 - market_value,
             gain: 0,
         }

@@ -95,7 +95,8 @@ struct Placed {
     places: Vec<(usize, [i64; 2])>,
 }
 
-fn sum(a: [i64; 2], b: [i64; 2]) -> [i64; 2] {
+/// The sum of two sizes.
+pub fn sum(a: [i64; 2], b: [i64; 2]) -> [i64; 2] {
     [a[0] + b[0], a[1] + b[1]]
 }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::decisions::disruption::consolidation::market_value::Floor;
 use crate::decisions::disruption::consolidation::order::Source;
-use crate::decisions::disruption::consolidation::rooms::{Room, Rooms};
+use crate::decisions::disruption::consolidation::rooms::{Room, Rooms, sum};
 
 /// Price of new nodes for the selection, in thousandths of the least one: they are seldom full, and started before others end.
 const SELECTION_PRICE: i64 = 1_300;
@@ -42,7 +42,7 @@ const WORK_OF_A_PLAN: usize = 100;
 /// Maximum price of new nodes for further pods, in thousandths of the least one.
 const MAX_PRICE: i64 = 1_500;
 /// Rooms that the estimates of a round look at.
-const STEPS: usize = 2_000_000;
+const STEPS: usize = 10_000_000;
 
 /// What may be removed at once.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -55,7 +55,7 @@ pub struct Limits {
     /// Other pods that each plan places, and nodes that it reads, which takes time.
     pub waiting: usize,
     pub cluster: usize,
-    /// What is free on the nodes where pods may go, sources included.
+    /// What is free on the nodes where pods may go while all stay.
     pub rooms: Vec<Room>,
     /// What new nodes cost at least.
     pub floor: Floor,
@@ -109,11 +109,18 @@ pub fn search(
     cursor: &str,
     judge: impl FnMut(&BTreeSet<usize>) -> Judgment,
 ) -> Choice {
-    let free = limits.rooms.iter().fold([0; 2], |sum, room| [sum[0] + room.free[0], sum[1] + room.free[1]]);
+    let (mut free, mut own) = ([0; 2], vec![[0; 2]; sources.len()]);
+    for room in &limits.rooms {
+        free = sum(free, room.free);
+        if let Some(own) = room.source.and_then(|at| own.get_mut(at)) {
+            *own = room.free;
+        }
+    }
     let mut search = Search {
         sources,
         limits,
         free,
+        own,
         judge,
         best: Choice { cursor: cursor.to_owned(), ..Choice::default() },
         rooms: Rooms::new(limits.rooms.clone()),
@@ -155,8 +162,9 @@ pub fn search(
 struct Search<'a, F> {
     sources: &'a [Source],
     limits: &'a Limits,
-    /// Sum of the rooms.
+    /// Sum of the rooms, and what is free on each source where pods may go.
     free: [i64; 2],
+    own: Vec<[i64; 2]>,
     judge: F,
     best: Choice,
     /// What is free without the best set, and what its new nodes cost ([`Judged::bought`]).
@@ -200,10 +208,8 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
     /// An upper bound on the worth of a set: its pods need new nodes at least where their sum exceeds what is free on the others.
     fn bound(&self, set: &BTreeSet<usize>) -> i64 {
         let mut missing = self.free.map(std::ops::Neg::neg);
-        for source in set.iter().map(|at| &self.sources[*at]) {
-            for (missing, (load, free)) in missing.iter_mut().zip(source.load().iter().zip(source.free)) {
-                *missing += load + free;
-            }
+        for at in set {
+            missing = sum(missing, sum(self.sources[*at].load(), self.own[*at]));
         }
         self.gain(set).saturating_sub(self.limits.floor.cost(missing))
     }
@@ -268,7 +274,7 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
     fn best_prefix(&mut self, first: usize) {
         let possible = (0..self.sources.len()).filter(|at| !self.best.stuck.contains(at));
         let order = self.within_limits(possible);
-        let (work, before) = (self.work, self.best.worth);
+        let work = self.work;
         let mut tried = vec![(0, 0)];
         let mut largest = first.min(order.len());
         tried.extend(self.prefix(&order[..largest]).map(|worth| (largest, worth)));
@@ -278,7 +284,7 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
             tried.extend(self.prefix(&order[..count]).map(|worth| (count, worth)));
             count /= 2;
         }
-        let mut is_larger_better = self.best.worth == of_first || self.best.worth == before;
+        let mut is_larger_better = self.best.worth == of_first;
         while is_larger_better && largest < order.len() {
             largest = (2 * largest).min(order.len());
             let smaller = self.best.worth;
@@ -405,8 +411,7 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
         let pairs = chosen.iter().flat_map(|out| kept.iter().map(move |into| (*out, *into)));
         for (out, into) in pairs.take(EXCHANGE) {
             // As if the pods of a node that is kept left no gap elsewhere that is too small.
-            let [load, free] = [self.sources[out].load(), self.sources[out].free];
-            let cost = self.cost(into, [load[0] + free[0], load[1] + free[1]], &mut steps);
+            let cost = self.cost(into, sum(self.sources[out].load(), self.own[out]), &mut steps);
             if self.sources[into].gain - cost + self.loss(out) > 0 {
                 self.change(with(&without(&self.best.chosen, out), into));
             }

@@ -55,7 +55,6 @@ impl Node {
             pods: self.pods.len(),
             units: EvictionUnits(1_000 * self.units()),
             sizes: self.pods.iter().copied().map(units).collect(),
-            free: units(self.free()),
             surplus: self.price - market_value,
             gain: self.price - UNIT * self.units(),
         }
@@ -216,7 +215,7 @@ fn the_objective_is_within_five_percent_of_exhaustive_search() {
 
 fn source(claim: &str, pool: &str, pods: usize, gain: i64) -> Source {
     let (claim, pool, price, units) = (claim.into(), pool.into(), MicroUsd(gain), EvictionUnits(1_000));
-    Source { claim, pool, price, pods, units, sizes: Vec::new(), free: [0; 2], surplus: gain, gain }
+    Source { claim, pool, price, pods, units, sizes: Vec::new(), surplus: gain, gain }
 }
 
 /// Worth of a set whose sources all have room elsewhere.
@@ -249,7 +248,7 @@ fn a_source_beyond_a_limit_is_skipped_and_the_next_ones_follow() {
 /// Each node has a core of load, an eighth of a core free, and gains 8. New nodes cost 10 per core at least.
 #[test]
 fn a_prefix_whose_pods_need_new_nodes_that_cost_as_much_is_not_planned() {
-    let node = |at| Source { sizes: vec![[1_000, 0]], free: [125, 0], ..source(&format!("{at:02}"), "p", 1, 8) };
+    let node = |at| Source { sizes: vec![[1_000, 0]], ..source(&format!("{at:02}"), "p", 1, 8) };
     let sources: Vec<Source> = (0..40).map(node).collect();
     for (core, planned) in [(0.0, 40..=40), (10.0, 10..=15)] {
         let floor = Floor(vec![(core, 0.0)]);
