@@ -28,6 +28,7 @@ use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::simulate::Outcome;
+use crate::decisions::disruption::size::{Size, size};
 use crate::decisions::disruption::verdicts::Verdict;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
@@ -517,8 +518,7 @@ fn source(market: &Market, candidate: &Candidate<'_>, units: EvictionUnits) -> S
     let NodeFacts { claim, pool, price, load, largest, pods, .. } = candidate.facts;
     // Where nothing can be bought, the pods are worth what they cost now.
     let market_value = market.value(pool, load, largest).unwrap_or(*price);
-    let size = |entry: &PodEntry| [entry.class.requests.cpu.0, entry.class.requests.memory.0];
-    let mut sizes: Vec<[i64; 2]> = pods.iter().map(size).collect();
+    let mut sizes: Vec<Size> = pods.iter().map(|entry| size(&entry.class.requests)).collect();
     sizes.sort_unstable_by_key(|size| Reverse(*size));
     Source {
         claim: claim.clone(),

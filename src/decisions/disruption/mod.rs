@@ -17,4 +17,5 @@ pub mod node_facts;
 pub mod obstacle;
 pub mod reason;
 pub mod simulate;
+pub mod size;
 pub mod verdicts;

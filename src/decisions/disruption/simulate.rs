@@ -7,10 +7,10 @@ use crate::decisions::demand::{demand, moved_pods, unattempted};
 use crate::decisions::disruption::late_nodes::pools_with_late_nodes;
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::decisions::disruption::obstacle::Obstacle;
+use crate::decisions::disruption::size::{Size, less, size, sum};
 use crate::decisions::provisioning::supply_quarantine::{Source, SupplyQuarantine};
 use crate::model::offering::CapacityType;
 use crate::model::pod_class::PodClass;
-use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
 use crate::planner::input::pod::PodEntry;
@@ -29,12 +29,12 @@ pub struct Outcome {
     pub purchases: BTreeMap<Arc<str>, MicroUsd>,
     /// The removed claims whose nodes should stay.
     pub obstacles: BTreeMap<String, Obstacle>,
-    /// What is free afterwards on the nodes where a pod may move to: millicores and bytes of memory. New nodes have no reference.
-    pub rooms: Vec<(Option<Arc<NodeRef>>, [i64; 2])>,
+    /// What is free afterwards on the nodes where a pod may move to. New nodes have no reference.
+    pub rooms: Vec<(Option<Arc<NodeRef>>, Size)>,
     /// Cost of the new nodes per hour, by removed claim in proportion to its pods on them.
     pub bought: BTreeMap<String, MicroUsd>,
-    /// What the pods on new nodes need: millicores and bytes of memory.
-    pub load_of_new: [i64; 2],
+    /// What the pods on new nodes need.
+    pub load_of_new: Size,
 }
 
 impl Outcome {
@@ -262,13 +262,12 @@ impl Simulator {
 }
 
 /// What is free after a plan on the nodes where a pod may move to ([`Outcome::rooms`]).
-fn rooms(problem: &Problem, node_refs: &[&Arc<NodeRef>], plan: &Plan) -> Vec<(Option<Arc<NodeRef>>, [i64; 2])> {
-    let mut taken: HashMap<usize, [i64; 2]> = HashMap::new();
+fn rooms(problem: &Problem, node_refs: &[&Arc<NodeRef>], plan: &Plan) -> Vec<(Option<Arc<NodeRef>>, Size)> {
+    let mut taken: HashMap<usize, Size> = HashMap::new();
     for placement in &plan.placements {
         let taken = taken.entry(placement.node).or_default();
         placement.pods.iter().for_each(|pod| *taken = sum(*taken, size(&problem.pods[*pod].class.requests)));
     }
-    let less = |from: [i64; 2], what: [i64; 2]| [from[0] - what[0], from[1] - what[1]];
     let nodes = problem.nodes.iter().zip(node_refs).enumerate();
     let may_hold =
         nodes.filter(|(_, (node, node_ref))| node_ref.claim.is_some() && node.initialized && node.schedulable);
@@ -283,17 +282,8 @@ fn rooms(problem: &Problem, node_refs: &[&Arc<NodeRef>], plan: &Plan) -> Vec<(Op
     existing.chain(new).collect()
 }
 
-/// Millicores and bytes of memory.
-fn size(resources: &Resources) -> [i64; 2] {
-    [resources.cpu.0, resources.memory.0]
-}
-
-fn sum(a: [i64; 2], b: [i64; 2]) -> [i64; 2] {
-    [a[0] + b[0], a[1] + b[1]]
-}
-
 /// The part of a price for a part of a load: the mean of its shares of CPU and memory, of those that the load has.
-fn share(price: i64, part: [i64; 2], load: [i64; 2]) -> i64 {
+fn share(price: i64, part: Size, load: Size) -> i64 {
     let shares = part.iter().zip(load).filter(|(_, load)| *load > 0);
     let shares = shares.map(|(part, load)| i128::from(price) * i128::from(*part) / i128::from(load));
     let (sum, count) = shares.fold((0, 0), |(sum, count), share| (sum + share, count + 1));

@@ -1,6 +1,7 @@
 //! The order in which the removal of nodes is tried.
 
 use crate::decisions::disruption::eviction_cost::EvictionUnits;
+use crate::decisions::disruption::size::{Size, sum};
 use crate::model::units::MicroUsd;
 
 /// A node that may be removed.
@@ -13,8 +14,8 @@ pub struct Source {
     /// Pods that move when it is removed.
     pub pods: usize,
     pub units: EvictionUnits,
-    /// What each of these pods needs, the largest first: millicores and bytes of memory.
-    pub sizes: Vec<[i64; 2]>,
+    /// What each of these pods needs, the largest first.
+    pub sizes: Vec<Size>,
     /// Price less the market value of its pods: high on nearly empty nodes, and on full ones that cost more than others.
     pub surplus: i64,
     /// Price less the cost of its evictions: what its removal is worth if its pods fit on other nodes.
@@ -23,8 +24,8 @@ pub struct Source {
 
 impl Source {
     /// What its pods need together.
-    pub fn load(&self) -> [i64; 2] {
-        self.sizes.iter().fold([0; 2], |sum, pod| [sum[0] + pod[0], sum[1] + pod[1]])
+    pub fn load(&self) -> Size {
+        self.sizes.iter().copied().fold([0; 2], sum)
     }
 }
 

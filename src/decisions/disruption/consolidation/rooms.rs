@@ -2,12 +2,14 @@
 
 use std::collections::BTreeSet;
 
-/// What is free on a node that pods may move to: millicores and bytes of memory.
+use crate::decisions::disruption::size::{Size, less, sum};
+
+/// What is free on a node that pods may move to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// The node, if it may be removed, too.
     pub source: Option<usize>,
-    pub free: [i64; 2],
+    pub free: Size,
 }
 
 /// Rooms with their CPU before pods are placed, ascending by that.
@@ -23,7 +25,7 @@ impl Rooms {
 
     /// What the pods of a source need beyond the rooms on other nodes: each takes the room of least CPU that holds it. As if only CPU and memory decided:
     /// a plan seldom needs less. Takes a step for each room that it looks at; `None` without enough of them.
-    pub fn missing(&mut self, source: usize, pods: &[[i64; 2]], steps: &mut usize) -> Option<[i64; 2]> {
+    pub fn missing(&mut self, source: usize, pods: &[Size], steps: &mut usize) -> Option<Size> {
         let placed = self.place(pods, |other| other != source, steps);
         self.undo(&placed);
         placed.missing
@@ -33,8 +35,8 @@ impl Rooms {
     /// None of them has a room that pods of another one take. Ends without enough steps.
     pub fn select<'s>(
         mut self,
-        sources: impl Iterator<Item = (usize, &'s [[i64; 2]], i64)>,
-        cost: impl Fn([i64; 2]) -> i64,
+        sources: impl Iterator<Item = (usize, &'s [Size], i64)>,
+        cost: impl Fn(Size) -> i64,
         steps: &mut usize,
     ) -> BTreeSet<usize> {
         let (mut selected, mut taken) = (BTreeSet::new(), BTreeSet::new());
@@ -54,7 +56,7 @@ impl Rooms {
         selected
     }
 
-    fn place(&mut self, pods: &[[i64; 2]], stays: impl Fn(usize) -> bool, steps: &mut usize) -> Placed {
+    fn place(&mut self, pods: &[Size], stays: impl Fn(usize) -> bool, steps: &mut usize) -> Placed {
         let mut out = Placed { missing: Some([0; 2]), places: Vec::new() };
         for pod in pods {
             let mut place = None;
@@ -90,18 +92,9 @@ impl Rooms {
 /// Where pods are placed.
 struct Placed {
     /// What those need that have no room; `None` where the steps did not suffice.
-    missing: Option<[i64; 2]>,
+    missing: Option<Size>,
     /// Index of a room, and the pod in it.
-    places: Vec<(usize, [i64; 2])>,
-}
-
-/// The sum of two sizes.
-pub fn sum(a: [i64; 2], b: [i64; 2]) -> [i64; 2] {
-    [a[0] + b[0], a[1] + b[1]]
-}
-
-fn less(from: [i64; 2], what: [i64; 2]) -> [i64; 2] {
-    [from[0] - what[0], from[1] - what[1]]
+    places: Vec<(usize, Size)>,
 }
 
 #[cfg(test)]
@@ -131,7 +124,7 @@ mod tests {
     fn sources_are_selected_while_their_pods_have_room_or_new_nodes_for_them_cost_less() {
         let room = |source, cpu| Room { source: Some(source), free: [cpu, 9] };
         let rooms = Rooms::new(vec![room(0, 9), room(1, 7), room(2, 4), room(3, 1)]);
-        let pods: [&[[i64; 2]]; 4] = [&[[1, 1]], &[[2, 1], [1, 1]], &[[1, 1], [4, 1]], &[[10, 1]]];
+        let pods: [&[Size]; 4] = [&[[1, 1]], &[[2, 1], [1, 1]], &[[1, 1], [4, 1]], &[[10, 1]]];
         let select = |gains: [i64; 4], mut steps| {
             let sources = pods.iter().zip(gains).enumerate().map(|(at, (pods, gain))| (at, *pods, gain));
             rooms.clone().select(sources, |missing| 10 * missing[0], &mut steps).into_iter().collect::<Vec<_>>()

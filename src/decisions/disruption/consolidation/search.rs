@@ -7,10 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::decisions::disruption::consolidation::market_value::Floor;
 use crate::decisions::disruption::consolidation::order::Source;
-use crate::decisions::disruption::consolidation::rooms::{Room, Rooms, sum};
+use crate::decisions::disruption::consolidation::rooms::{Room, Rooms};
+use crate::decisions::disruption::size::{Size, less, sum};
 
 /// Price of new nodes for the selection, in thousandths of the least one: they are seldom full, and started before others end.
 const SELECTION_PRICE: i64 = 1_300;
+/// Selections that are planned, each without the losers of the last.
+const SELECTIONS: usize = 3;
 /// No prefix is tried where the selection has at most this part of the sources: little changed.
 const SMALL_PART: usize = 8;
 /// Size of the first prefix where nothing is selected. Larger ones follow while they are better.
@@ -80,8 +83,8 @@ pub struct Judged {
     pub rooms: Vec<Room>,
     /// What the new nodes cost, by source in proportion to its pods on them.
     pub bought: BTreeMap<usize, i64>,
-    /// What the pods on new nodes need: millicores and bytes of memory.
-    pub load_of_new: [i64; 2],
+    /// What the pods on new nodes need.
+    pub load_of_new: Size,
 }
 
 /// The best set that was found.
@@ -126,6 +129,7 @@ pub fn search(
         rooms: Rooms::new(limits.rooms.clone()),
         bought: BTreeMap::new(),
         price_permille: 1_000,
+        losers: Vec::new(),
         suspects: BTreeSet::new(),
         work: WORK,
     };
@@ -163,8 +167,8 @@ struct Search<'a, F> {
     sources: &'a [Source],
     limits: &'a Limits,
     /// Sum of the rooms, and what is free on each source where pods may go.
-    free: [i64; 2],
-    own: Vec<[i64; 2]>,
+    free: Size,
+    own: Vec<Size>,
     judge: F,
     best: Choice,
     /// What is free without the best set, and what its new nodes cost ([`Judged::bought`]).
@@ -172,6 +176,8 @@ struct Search<'a, F> {
     bought: BTreeMap<usize, i64>,
     /// What its new nodes cost, in thousandths of the least price of what their pods need.
     price_permille: i64,
+    /// Sources of the last set that was planned whose pods need new nodes that cost more than is gained.
+    losers: Vec<usize>,
     /// Sources whose pods had no place in some set.
     suspects: BTreeSet<usize>,
     /// The remaining part of [`WORK`].
@@ -207,7 +213,7 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
 
     /// An upper bound on the worth of a set: its pods need new nodes at least where their sum exceeds what is free on the others.
     fn bound(&self, set: &BTreeSet<usize>) -> i64 {
-        let mut missing = self.free.map(std::ops::Neg::neg);
+        let mut missing = less([0; 2], self.free);
         for at in set {
             missing = sum(missing, sum(self.sources[*at].load(), self.own[*at]));
         }
@@ -224,6 +230,10 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
         let pods: usize = set.iter().map(|at| self.sources[*at].pods).sum();
         self.work = self.work.saturating_sub(pods + self.work_of_a_plan());
         let mut judgment = (self.judge)(set);
+        if let Judgment::Worth(judged) = &judgment {
+            let is_loser = |at: &usize| judged.bought.get(at).is_some_and(|cost| *cost > self.sources[*at].gain);
+            self.losers = set.iter().copied().filter(is_loser).collect();
+        }
         match &mut judgment {
             Judgment::Worth(judged) if judged.worth > self.best.worth => {
                 (self.best.chosen, self.best.worth) = (set.clone(), judged.worth);
@@ -239,15 +249,24 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
         judgment
     }
 
-    /// The sources that are worth their removal by the estimate.
+    /// The sources that are worth their removal by the estimate; then without those whose pods need more expensive new nodes by the plan, because
+    /// constraints keep them from the rooms.
     fn selection(&mut self) {
         let (work, mut steps) = (self.work, STEPS);
         let floor = &self.limits.floor;
-        let cost = |missing: [i64; 2]| floor.cost(missing).saturating_mul(SELECTION_PRICE) / 1_000;
+        let cost = |missing: Size| floor.cost(missing).saturating_mul(SELECTION_PRICE) / 1_000;
         let sources = self.sources.iter().enumerate().map(|(at, source)| (at, &*source.sizes, source.gain));
         let selected = self.rooms.clone().select(sources, cost, &mut steps);
-        let selected = self.within_limits(selected.into_iter());
-        self.prefix(&selected);
+        let mut selected = self.within_limits(selected.into_iter());
+        for _ in 0..SELECTIONS {
+            self.losers.clear();
+            self.prefix(&selected);
+            let size = selected.len();
+            selected.retain(|at| !self.losers.contains(at) && !self.suspects.contains(at));
+            if selected.len() == size {
+                break;
+            }
+        }
         self.work = work;
     }
 
@@ -323,9 +342,9 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
 
     /// What new nodes cost for the pods of a source that have no room after the removal of the best set, at the prices of the new nodes of that set, if
     /// in addition there is `kept`. Zero where there are too few steps.
-    fn cost(&mut self, at: usize, kept: [i64; 2], steps: &mut usize) -> i64 {
+    fn cost(&mut self, at: usize, kept: Size, steps: &mut usize) -> i64 {
         let missing = self.rooms.missing(at, &self.sources[at].sizes, steps).unwrap_or_default();
-        let least = self.limits.floor.cost([missing[0] - kept[0], missing[1] - kept[1]]);
+        let least = self.limits.floor.cost(less(missing, kept));
         least.saturating_mul(self.price_permille) / 1_000
     }
 
@@ -378,7 +397,8 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
         let is_promising = |at: &usize| !self.best.worthless.contains_key(at);
         let last = in_turns.iter().enumerate().filter(|(_, at)| is_promising(at)).nth(IN_TURNS).map(|(last, _)| last);
         in_turns.truncate(last.unwrap_or(in_turns.len()));
-        let mut first = promising.iter().map(|(_, at)| *at).filter(|at| !in_turns.contains(at)).take(ADD - IN_TURNS);
+        let turn: BTreeSet<usize> = in_turns.iter().copied().collect();
+        let mut first = promising.iter().map(|(_, at)| *at).filter(|at| !turn.contains(at)).take(ADD - IN_TURNS);
         let mut out = Vec::new();
         for at in &in_turns {
             out.push((*at, true));

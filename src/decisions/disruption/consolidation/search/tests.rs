@@ -352,3 +352,16 @@ fn the_estimate_finds_better_sets_with_fewer_plans() {
     println!("worth and plans: {with:?} instead of {without:?}");
     assert!(with.0 >= without.0 && with.1 * 4 <= without.1 * 3, "{with:?} instead of {without:?}");
 }
+
+/// Half of the sources have pods that may use none of the rooms, which the estimate does not know: a plan tells.
+#[test]
+fn sources_whose_pods_need_new_nodes_against_the_estimate_are_left_out_at_once() {
+    let sources: Vec<Source> = (0..400).map(|at| source(&format!("{at:03}"), "p", 1, 10)).collect();
+    let choice = search(&sources, &limits(400, 1_000), "", |set| {
+        let bought: BTreeMap<usize, i64> = set.iter().filter(|at| **at % 2 == 0).map(|at| (*at, 25)).collect();
+        let gain: i64 = set.iter().map(|at| sources[*at].gain).sum();
+        Judgment::Worth(Judged { worth: gain - bought.values().sum::<i64>(), bought, ..Judged::default() })
+    });
+    assert_eq!(choice.chosen, (0..400).filter(|at| at % 2 == 1).collect());
+    assert!(choice.plans < 60, "{}", choice.plans);
+}
