@@ -133,10 +133,10 @@ pub fn search(
         suspects: BTreeSet::new(),
         work: WORK,
     };
-    search.selection();
+    let selected = search.selection();
     search.confirm();
     let first = if search.best.worth > 0 { usize::MAX } else { FIRST_PREFIX };
-    if search.best.worth == 0 || search.best.chosen.len() * SMALL_PART > sources.len() {
+    if search.best.worth == 0 || selected * SMALL_PART > sources.len() {
         for _ in 0..CONFIRMATIONS {
             search.best_prefix(first);
             if !search.confirm() {
@@ -250,13 +250,14 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
     }
 
     /// The sources that are worth their removal by the estimate; then without those whose pods need more expensive new nodes by the plan, because
-    /// constraints keep them from the rooms.
-    fn selection(&mut self) {
+    /// constraints keep them from the rooms. Returns how many are worth it by the estimate, within the limits or not.
+    fn selection(&mut self) -> usize {
         let (work, mut steps) = (self.work, STEPS);
         let floor = &self.limits.floor;
         let cost = |missing: Size| floor.cost(missing).saturating_mul(SELECTION_PRICE) / 1_000;
         let sources = self.sources.iter().enumerate().map(|(at, source)| (at, &*source.sizes, source.gain));
         let selected = self.rooms.clone().select(sources, cost, &mut steps);
+        let all = selected.len();
         let mut selected = self.within_limits(selected.into_iter());
         for _ in 0..SELECTIONS {
             self.losers.clear();
@@ -268,6 +269,7 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
             }
         }
         self.work = work;
+        all
     }
 
     /// The worth of the first sources of an order, without those whose pods have no place.

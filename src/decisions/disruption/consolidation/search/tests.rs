@@ -365,3 +365,21 @@ fn sources_whose_pods_need_new_nodes_against_the_estimate_are_left_out_at_once()
     assert_eq!(choice.chosen, (0..400).filter(|at| at % 2 == 1).collect());
     assert!(choice.plans < 60, "{}", choice.plans);
 }
+
+/// The first five sources are worth more than the estimate says. They are found as a prefix, unless few sources are selected: then little changed.
+#[test]
+fn a_large_selection_is_compared_with_prefixes_within_a_budget_too() {
+    for (count, selected, expected) in [(40, 35, 100), (40, 5, 50), (400, 50, 50), (400, 51, 100)] {
+        let needs_a_node = |at: usize| at < 5 || at >= 5 + selected;
+        let node = |at| Source {
+            sizes: if needs_a_node(at) { vec![[1_000, 0]] } else { vec![] },
+            ..source(&format!("{at:03}"), "p", 1, if at < 5 { 20 } else { 10 })
+        };
+        let sources: Vec<Source> = (0..count).map(node).collect();
+        // Together as large as the pods, each too small for one.
+        let rooms = vec![Room { source: None, free: [500, 1] }; 20];
+        let limits = Limits { rooms, floor: Floor(vec![(30.0, 0.0)]), ..limits(5, 1_000) };
+        let choice = search(&sources, &limits, "", |set| sum(&sources, set));
+        assert_eq!(choice.worth, expected, "{selected} of {count}");
+    }
+}
