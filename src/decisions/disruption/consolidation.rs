@@ -345,7 +345,7 @@ impl Consolidation {
                 } else {
                     memory.found.insert(source.claim.clone(), Blocker::SavesTooLittle { saving, needed });
                 }
-            } else if let Some(cost) = choice.worthless.get(&at) {
+            } else if let Some(cost) = choice.worthless.get(&at).filter(|_| !choice.chosen.contains(&at)) {
                 let saving = MicroUsd(source.price.0.saturating_sub(*cost));
                 let needed = MicroUsd(source.price.0 - source.gain);
                 memory.found.insert(source.claim.clone(), Blocker::SavesTooLittle { saving, needed });
