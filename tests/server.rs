@@ -418,8 +418,15 @@ async fn a_loop_that_is_stuck_fails_liveness_with_its_name() {
     let mut health = Connection::plain(setup.addrs().health.unwrap()).await;
     let stuck = setup.state.heartbeats.run("drift", Duration::from_millis(1), std::future::pending::<()>());
     let stuck = tokio::spawn(stuck);
-    tokio::time::sleep(Duration::from_millis(5)).await;
-    let dead = health.get("/livez").await;
+    let dead = tokio::time::timeout(Duration::from_secs(30), async {
+        loop {
+            let answer = health.get("/livez").await;
+            if answer.status != 200 {
+                return answer;
+            }
+        }
+    });
+    let dead = dead.await.expect("it fails");
     let body = String::from_utf8_lossy(&dead.body[..]).into_owned();
     assert_eq!(dead.status, 503);
     assert!(body.starts_with("loop drift is stuck: no progress for "), "{body}");

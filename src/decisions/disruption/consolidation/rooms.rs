@@ -57,8 +57,13 @@ impl Rooms {
     }
 
     fn place(&mut self, pods: &[Size], stays: impl Fn(usize) -> bool, steps: &mut usize) -> Placed {
-        let mut out = Placed { missing: Some([0; 2]), places: Vec::new() };
+        let (mut out, mut without) = (Placed { missing: Some([0; 2]), places: Vec::new() }, None);
         for pod in pods {
+            if without == Some(pod) {
+                // As large as the last one, which has no room.
+                out.missing = out.missing.map(|missing| sum(missing, *pod));
+                continue;
+            }
             let mut place = None;
             for at in self.0.partition_point(|(cpu, _)| *cpu < pod[0])..self.0.len() {
                 let Some(left) = steps.checked_sub(1) else {
@@ -76,6 +81,7 @@ impl Rooms {
                 self.0[at].1.free = less(self.0[at].1.free, *pod);
                 out.places.push((at, *pod));
             } else {
+                without = Some(pod);
                 out.missing = out.missing.map(|missing| sum(missing, *pod));
             }
         }
@@ -117,7 +123,8 @@ mod tests {
             assert_eq!(rooms.missing(source, pods, &mut 100), Some(expected), "{case}");
         }
         let mut steps = 3;
-        assert_eq!(rooms.missing(0, &[[1, 9], [1, 9]], &mut steps), None, "not enough steps");
+        assert_eq!(rooms.missing(0, &[[1, 9], [1, 9]], &mut steps), Some([2, 18]), "one look for pods of a size");
+        assert_eq!(rooms.missing(0, &[[1, 9], [1, 8]], &mut steps), None, "not enough steps");
     }
 
     #[test]

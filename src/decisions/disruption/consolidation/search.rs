@@ -12,7 +12,7 @@ use crate::decisions::disruption::size::{Size, less, sum};
 
 /// Price of new nodes for the selection, in thousandths of the least one: they are seldom full, and started before others end.
 const SELECTION_PRICE: i64 = 1_300;
-/// Selections that are planned, each without the losers of the last.
+/// Selections that are planned, each without the unprofitable sources of the last.
 const SELECTIONS: usize = 3;
 /// No prefix is tried where the selection has at most this part of the sources: little changed.
 const SMALL_PART: usize = 8;
@@ -129,7 +129,7 @@ pub fn search(
         rooms: Rooms::new(limits.rooms.clone()),
         bought: BTreeMap::new(),
         price_permille: 1_000,
-        losers: Vec::new(),
+        unprofitable: BTreeSet::new(),
         suspects: BTreeSet::new(),
         work: WORK,
     };
@@ -177,7 +177,7 @@ struct Search<'a, F> {
     /// What its new nodes cost, in thousandths of the least price of what their pods need.
     price_permille: i64,
     /// Sources of the last set that was planned whose pods need new nodes that cost more than is gained.
-    losers: Vec<usize>,
+    unprofitable: BTreeSet<usize>,
     /// Sources whose pods had no place in some set.
     suspects: BTreeSet<usize>,
     /// The remaining part of [`WORK`].
@@ -231,8 +231,8 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
         self.work = self.work.saturating_sub(pods + self.work_of_a_plan());
         let mut judgment = (self.judge)(set);
         if let Judgment::Worth(judged) = &judgment {
-            let is_loser = |at: &usize| judged.bought.get(at).is_some_and(|cost| *cost > self.sources[*at].gain);
-            self.losers = set.iter().copied().filter(is_loser).collect();
+            let is_unprofitable = |at: &usize| judged.bought.get(at).is_some_and(|cost| *cost > self.sources[*at].gain);
+            self.unprofitable = set.iter().copied().filter(is_unprofitable).collect();
         }
         match &mut judgment {
             Judgment::Worth(judged) if judged.worth > self.best.worth => {
@@ -260,10 +260,10 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
         let all = selected.len();
         let mut selected = self.within_limits(selected.into_iter());
         for _ in 0..SELECTIONS {
-            self.losers.clear();
+            self.unprofitable.clear();
             self.prefix(&selected);
             let size = selected.len();
-            selected.retain(|at| !self.losers.contains(at) && !self.suspects.contains(at));
+            selected.retain(|at| !self.unprofitable.contains(at) && !self.suspects.contains(at));
             if selected.len() == size {
                 break;
             }
@@ -343,11 +343,11 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
     }
 
     /// What new nodes cost for the pods of a source that have no room after the removal of the best set, at the prices of the new nodes of that set, if
-    /// in addition there is `kept`. Zero where there are too few steps.
-    fn cost(&mut self, at: usize, kept: Size, steps: &mut usize) -> i64 {
-        let missing = self.rooms.missing(at, &self.sources[at].sizes, steps).unwrap_or_default();
+    /// in addition there is `kept`. `None` where there are too few steps.
+    fn cost(&mut self, at: usize, kept: Size, steps: &mut usize) -> Option<i64> {
+        let missing = self.rooms.missing(at, &self.sources[at].sizes, steps)?;
         let least = self.limits.floor.cost(less(missing, kept));
-        least.saturating_mul(self.price_permille) / 1_000
+        Some(least.saturating_mul(self.price_permille) / 1_000)
     }
 
     /// Tries a change of the best set.
@@ -381,11 +381,11 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
         let mut steps = STEPS;
         let mut promising = Vec::new();
         for at in &order {
-            let cost = self.cost(*at, [0; 2], &mut steps);
-            if self.best.chosen.contains(at) || self.sources[*at].gain > cost {
-                promising.push((Reverse(self.sources[*at].gain - cost), *at));
-            } else {
-                self.best.worthless.insert(*at, cost);
+            let (gain, cost) = (self.sources[*at].gain, self.cost(*at, [0; 2], &mut steps));
+            match cost.filter(|cost| gain <= *cost && !self.best.chosen.contains(at)) {
+                Some(cost) => drop(self.best.worthless.insert(*at, cost)),
+                // Those that are not estimated come last.
+                None => promising.push((Reverse(cost.map_or(0, |cost| gain - cost)), *at)),
             }
         }
         let pods: usize = promising.iter().map(|(_, at)| self.sources[*at].pods).sum();
@@ -419,7 +419,8 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
                 self.best.cursor.clone_from(&self.sources[*at].claim);
                 tried += 1;
             }
-            if !self.best.chosen.contains(at) && self.sources[*at].gain > self.cost(*at, [0; 2], &mut steps) {
+            let gain = self.sources[*at].gain;
+            if !self.best.chosen.contains(at) && self.cost(*at, [0; 2], &mut steps).is_none_or(|cost| gain > cost) {
                 self.change(with(&self.best.chosen, *at));
             }
         }
@@ -434,7 +435,7 @@ impl<F: FnMut(&BTreeSet<usize>) -> Judgment> Search<'_, F> {
         for (out, into) in pairs.take(EXCHANGE) {
             // As if the pods of a node that is kept left no gap elsewhere that is too small.
             let cost = self.cost(into, sum(self.sources[out].load(), self.own[out]), &mut steps);
-            if self.sources[into].gain - cost + self.loss(out) > 0 {
+            if cost.is_none_or(|cost| self.sources[into].gain - cost + self.loss(out) > 0) {
                 self.change(with(&without(&self.best.chosen, out), into));
             }
             if self.best.worth > worth {

@@ -353,7 +353,7 @@ fn the_estimate_finds_better_sets_with_fewer_plans() {
     assert!(with.0 >= without.0 && with.1 * 4 <= without.1 * 3, "{with:?} instead of {without:?}");
 }
 
-/// Half of the sources have pods that may use none of the rooms, which the estimate does not know: a plan tells.
+/// Half of the sources have pods that may use none of the rooms, which only a plan knows.
 #[test]
 fn sources_whose_pods_need_new_nodes_against_the_estimate_are_left_out_at_once() {
     let sources: Vec<Source> = (0..400).map(|at| source(&format!("{at:03}"), "p", 1, 10)).collect();
