@@ -99,7 +99,9 @@ class TestDrift:
         service.plane.apply(workloads.namespace("old"), pool, server)
         service.wait(lambda: service.mirror.all_bound(1, "old") and len(service.names("old")) == 1, 60, "its pod bound")
         first = service.names("old")[0]
-        node = service.claims("old")[0]["status"]["nodeName"]
+        named = lambda: service.claims("old")[0].get("status", {}).get("nodeName")
+        service.wait(named, 30, "the node's name on the claim", lambda: service.claims("old"))
+        node = named()
         stays = lambda name: [event["note"] for event in service.plane.events(name, "Unconsolidatable")]
         reported = lambda: all(any("consolidation is disabled" in note for note in stays(name)) for name in (first, node))
         service.wait(reported, 30, "the reason why the node stays, on Node and NodeClaim", lambda: stays(first) + stays(node))
