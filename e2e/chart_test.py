@@ -429,6 +429,7 @@ RIGHTS = {
     ("", "persistentvolumeclaims"): READ,
     ("", "limitranges"): READ,
     ("events.k8s.io", "events"): {"create", "patch"},
+    ("authorization.k8s.io", "subjectaccessreviews"): {"create"},
     ("apps", "daemonsets"): READ,
     ("policy", "poddisruptionbudgets"): READ,
     ("storage.k8s.io", "storageclasses"): READ,
@@ -785,8 +786,9 @@ class TestInstalled:
         assert cluster.rights("rights/stowage", resources, VERBS) == simulated
         lease = [("coordination.k8s.io", "leases")]
         assert cluster.rights("rights/stowage", lease, VERBS, namespace="rights") == {lease[0]: {"get", "create"}}
-        assert cluster.rights("rights/stowage", lease, VERBS, namespace="rights", name="karpenter-leader-election") == {lease[0]: {"get", "create", "update"}}
-        assert cluster.rights("rights/stowage", lease, VERBS, namespace="kube-system", name="karpenter-leader-election") == {}
+        assert cluster.rights("rights/stowage", lease, VERBS, namespace="rights", name="karpenter-leader-election") == {lease[0]: {"get", "create", "update", "list"}}
+        assert cluster.rights("rights/stowage", lease, VERBS, name="karpenter-leader-election") == {lease[0]: {"list"}}
+        assert cluster.rights("rights/stowage", lease, VERBS) == {}
         assert cluster.rights("rights/stowage", lease, VERBS, namespace="kube-node-lease") == {lease[0]: {"create", "patch"}}
         pause = [("", "configmaps")]
         assert cluster.rights("rights/stowage", pause, VERBS, namespace="rights", name="stowage-pause") == {pause[0]: {"list", "watch"}}

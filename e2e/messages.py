@@ -23,3 +23,5 @@ FIELDS = {
 }
 
 LEASE_LOST = "no renewal succeeded"  # part of the last line of a replica that could not renew its lease
+OTHER_LEADER = "leads, too, with the lease"  # part of the last line of a replica that found another leader
+OTHER_LEADER_WAIT = "another controller leads, waiting until its lease expires"

@@ -26,5 +26,6 @@ def test_a_log_call_has_the_message_and_its_fields(message):
         assert re.search(rf"(^|[\s,%?]){field}\s*[,=]", calls[0]), f"{message!r} has no field {field}"
 
 
-def test_the_message_of_a_lost_lease_is_in_the_source():
-    assert source().count(f'"{messages.LEASE_LOST}') == 1
+@pytest.mark.parametrize("part", [f'"{messages.LEASE_LOST}', messages.OTHER_LEADER, f'"{messages.OTHER_LEADER_WAIT}"'])
+def test_the_messages_about_leases_are_in_the_source(part):
+    assert source().count(part) == 1

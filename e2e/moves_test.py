@@ -3,8 +3,10 @@ them, because every open node that could take them is closed meanwhile.
 """
 
 import datetime
+import json
 import time
 
+import harness
 import kube
 import services
 import workloads
@@ -12,7 +14,7 @@ from kube import bound_to, condition, key, taint_keys, terminating
 from services import TYPE
 
 SPACE, POOL = "moves", "moves"
-PLANNED = "stowage.dev/planned"
+PLANNED, DISRUPTED = "stowage.dev/planned", "karpenter.sh/disrupted"
 MANY, FEW = 16, 6  # replicas of each workload
 MAX_CLOSED, MAX_PENDING = 10, 5  # seconds
 
@@ -97,3 +99,29 @@ class TestMoves:
         tainted = lambda: [key(node) for node in service.mirror.nodes() if PLANNED in taint_keys(node)]
         service.wait(lambda: not tainted(), 30, "every node open", lambda: str(tainted()))
         service.assert_nothing_leaked()
+
+    def test_3_disruption_that_is_only_reported_changes_nothing_and_lists_what_it_would_do(self, service):
+        service.api.scale_all(SPACE, MANY)
+        service.wait_bound(SPACE, 2 * MANY, 90)
+        name, api, stowage = "stowage-pause", service.api, service.stowage
+        api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": harness.NAMESPACE}, "data": {"disruption": "report"}})
+        service.poll(lambda: stowage.metrics().get('stowage_paused{scope="report"}') == 1, 10, "report only", stowage.tail, every=0.1)
+        api.scale_all(SPACE, FEW)
+        service.wait(lambda: service.mirror.all_bound(2 * FEW, SPACE), 60, "pods ended")
+        before, pods = service.names(POOL), service.uids(SPACE)
+        stowage.certificate("operator", "--name", "stowage-debug", "--client")
+        listed = lambda: json.loads(stowage.request("GET", "/debug/state", "operator")[1])["leader"]["would_disrupt"]["items"]
+        found = service.poll(listed, 60, "nodes that would be disrupted", stowage.tail)
+        assert {item["nodeclaim"] for item in found} <= set(before) and {item["reason"] for item in found} <= {"Underutilized", "Empty"}
+        reported = lambda: {event["regarding"]["name"] for event in api.list("Event") if event["reason"] == "DisruptionReported"}
+        service.poll(lambda: {item["nodeclaim"] for item in found} <= reported(), 20, "an event for each", lambda: str((found, reported())))
+        # Several decisions later.
+        time.sleep(10)
+        assert service.names(POOL) == before and service.uids(SPACE) == pods
+        assert not any(kube.being_disrupted(claim) for claim in service.claims(POOL))
+        assert not any(taint_keys(node) & {PLANNED, DISRUPTED} for node in service.mirror.nodes())
+        print(f"\nreported only: {len(found)} of {len(before)} nodes", flush=True)
+        api.delete("ConfigMap", name, harness.NAMESPACE)
+        service.wait(lambda: len(service.names(POOL)) < len(before) and converged(service), 120, "nodes removed")
+        assert not listed()
+        service.assert_no_errors()

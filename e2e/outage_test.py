@@ -2,9 +2,11 @@
 how long, that it resumes, and that no node is terminated or bought twice. Figures are printed; docs/operations.md states them."""
 
 import contextlib
+import datetime
 import json
 import os
 import signal
+import threading
 import time
 import urllib.parse
 
@@ -18,6 +20,7 @@ from waiting import wait_until
 SPACE = "outage"
 STOPPED = 60.0  # seconds that the API server is stopped
 FROZEN_LIMIT = 45.0  # a dead watch is noticed after 35 s, and is listed or resumed within seconds
+OTHER_LEADER_LIMIT = 40.0  # seconds until a leader notices another one: it looks every ten seconds, and sees a renewal two seconds later
 KINDS = 13  # that the service watches (src/state/kinds.rs)
 REVIEW = {
     "apiVersion": "admission.k8s.io/v1",
@@ -49,7 +52,7 @@ class Proxied(harness.Stowage):
         """Restarts the process if it ended, as its Deployment does. Returns whether it did."""
         if self.process.poll() is None:
             return False
-        assert messages.LEASE_LOST in self.tail(1), self.tail()
+        assert messages.LEASE_LOST in self.tail(1) or messages.OTHER_LEADER in self.tail(1), self.tail()
         self.spawn()
         return True
 
@@ -184,6 +187,54 @@ class TestOutage:
         bound = time.monotonic() - resumed
         service.assert_nothing_lost_or_doubled(bought=3)
         report("API server stopped for 60 s", leader_stopped_after=ended[0], webhook_unavailable=webhook_down * 0.5, ready_after=ready, leads_after=leads, pods_bound_after=bound)
+
+    def test_3_another_leader_is_given_way_to_until_its_lease_expires(self, service):
+        service.remember()
+        stowage, api = service.stowage, service.api
+        service.plane.namespace("tenant")
+        # A tenant can write leases, too. Nothing there may create NodeClaims.
+        with renewed(api, "tenant"), renewed(api, "kube-system"):
+            gone = wait_until(stowage.supervise, OTHER_LEADER_LIMIT, "the leader ends", stowage.tail, every=0.2)
+            assert gone
+            waits = lambda: stowage.metrics().get("stowage_other_leader") == 1
+            wait_until(waits, 30, "a replica that waits", stowage.tail, every=0.2)
+            assert messages.OTHER_LEADER_WAIT in stowage.tail(500)
+            noted = lambda: [event["note"] for event in api.list("Event") if event["reason"] == "OtherLeader"]
+            assert any("kube-system/karpenter-leader-election" in note for note in wait_until(noted, 10, "an event"))
+            claims = len(api.list("NodeClaim"))
+            service.plane.apply(workloads.workload(SPACE, "other-leader", 1, 1500, 2000, affinity={"podAntiAffinity": workloads.required_pod_term("other-leader", workloads.HOST)}))
+            for _ in range(20):
+                assert not stowage.supervise() and waits() and stowage.metrics()["stowage_leader"] == 0
+                assert len(api.list("NodeClaim")) == claims, "two would buy"
+                time.sleep(0.5)
+            stopped = time.monotonic()
+        with renewed(api, "tenant"):
+            leads = wait_until(lambda: stowage.metrics().get("stowage_leader") and time.monotonic() - stopped, 40, "leading", stowage.tail, every=0.2)
+            wait_until(lambda: all(bound_to(pod) for pod in service.pods()), 60, "the pod bound")
+        service.assert_nothing_lost_or_doubled(bought=1)
+        api.delete("Lease", "karpenter-leader-election", "kube-system")
+        report("another leader", leads_after_its_last_renewal=leads)
+
+
+@contextlib.contextmanager
+def renewed(api, namespace):
+    """A Lease of Karpenter's name in a namespace, renewed as Karpenter does."""
+    end = threading.Event()
+
+    def renew():
+        while not end.is_set():
+            now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            spec = {"holderIdentity": f"karpenter-{namespace}", "leaseDurationSeconds": 15, "renewTime": now}
+            api.apply({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "karpenter-leader-election", "namespace": namespace}, "spec": spec})
+            end.wait(1)
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
 
 
 class TestCompaction:

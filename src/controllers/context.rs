@@ -18,6 +18,7 @@ use crate::controllers::confirmed_drains::{ClaimSet, ConfirmedDrains};
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::event_recorder::EventRecorder;
 use crate::decisions::demand::may_launch;
+use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::last_decisions::{LastConsolidation, LastPlan};
 use crate::decisions::lifecycle::instance_checks::InstanceChecks;
 use crate::decisions::placement::closure::{ClosedNodes, any_source};
@@ -74,6 +75,8 @@ pub struct Context {
     pub supply_quarantine: Mutex<SupplyQuarantine>,
     pub last_plan: Mutex<Option<Arc<LastPlan>>>,
     pub last_consolidation: Mutex<Option<LastConsolidation>>,
+    /// The nodes that would be disrupted, while disruption is only reported.
+    pub reported: Mutex<BTreeMap<String, DisruptionReason>>,
     /// Held while chosen nodes are marked, so that two choices do not use the same budget.
     pub disrupting: tokio::sync::Mutex<()>,
     /// Claims whose disruption was given up: they are not chosen again for a while.
@@ -117,6 +120,7 @@ impl Context {
             supply_quarantine: Mutex::default(),
             last_plan: Mutex::default(),
             last_consolidation: Mutex::default(),
+            reported: Mutex::default(),
             disrupting: tokio::sync::Mutex::default(),
             abandoned: Mutex::default(),
             recorder,

@@ -19,9 +19,14 @@ impl Context {
         self.cluster.read().pause()
     }
 
-    /// How many nodes may be purchased or disrupted now.
+    /// How many nodes may be purchased or disrupted now, or would be if disruption were not only reported.
     pub fn admissible(&self, what: Capped) -> usize {
-        if self.is_paused(what) { 0 } else { self.caps.admissible(what, self.most_per_minute(what), clock::now()) }
+        let pause = self.pause();
+        let is_paused = match what {
+            Capped::Purchase => pause.provisioning,
+            Capped::Disruption => !pause.allows_decisions(),
+        };
+        if is_paused { 0 } else { self.caps.admissible(what, self.most_per_minute(what), clock::now()) }
     }
 
     fn is_paused(&self, what: Capped) -> bool {
@@ -70,7 +75,9 @@ pub async fn run(ctx: Arc<Context>) {
     let mut last = Pause::default();
     loop {
         let pause = ctx.pause();
-        for (scope, is_paused) in [("provisioning", pause.provisioning), ("disruption", pause.disruption)] {
+        for (scope, is_paused) in
+            [("provisioning", pause.provisioning), ("disruption", pause.disruption), ("report", pause.report)]
+        {
             ctx.metrics.paused.with_label_values(&[scope]).set(is_paused.into());
         }
         if pause != last {

@@ -1,8 +1,13 @@
-//! Leader election by a Lease: the leader provisions and disrupts, every replica serves.
+//! Leader election by a Lease: the leader provisions and disrupts, every replica serves. No replica leads beside another controller of the same
+//! NodeClaims ([`other_leaders`]).
 //!
 //! The election has a runtime of its own: a leader that is busy, or whose threads wait for CPU time, still renews its lease.
 
+pub mod other_leaders;
+pub mod report;
+
 use std::panic::resume_unwind;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -12,7 +17,11 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use prometheus::IntGauge;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
+
+use crate::controllers::leader::other_leaders::{Finding, OtherLeader, OtherLeaders};
+use crate::telemetry::Metrics;
 
 /// The periods of the election.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +34,8 @@ struct Timing {
     renew_deadline: Duration,
     /// Wait between two attempts to release the lease.
     release_retry: Duration,
+    /// How often a leader looks for other leaders. A lease whose state is unknown is looked at in the next period.
+    look: Duration,
 }
 
 const TIMING: Timing = Timing {
@@ -32,6 +43,7 @@ const TIMING: Timing = Timing {
     duration: Duration::from_secs(15),
     renew_deadline: Duration::from_secs(10),
     release_retry: Duration::from_millis(500),
+    look: Duration::from_secs(10),
 };
 /// Attempts to release the lease: the shutdown allows five seconds.
 const RELEASE_ATTEMPTS: usize = 3;
@@ -49,7 +61,9 @@ enum Outcome {
 /// A candidate for the lease.
 #[derive(Clone)]
 pub struct Candidate {
-    api: Api<Lease>,
+    client: Client,
+    /// Namespace of the lease; `None` for a process that leads without a lease.
+    namespace: Option<String>,
     /// Where the requests run.
     runtime: Handle,
     name: String,
@@ -60,32 +74,45 @@ pub struct Candidate {
     /// Holder and renewal time of the last record, and when that record was first observed by the local clock: the clocks of other
     /// machines are not trusted.
     observed: Option<(Option<String>, Option<Timestamp>, Instant)>,
+    /// The other leader that this candidate waits for.
+    other: Arc<watch::Sender<Option<OtherLeader>>>,
+    /// 1 while it waits for one.
+    has_other: IntGauge,
 }
 
 impl Candidate {
-    /// A candidate with this identity for the Lease `namespace/name`, whose requests run on the current runtime. It must be that of `client`.
+    /// A candidate with this identity for the Lease `namespace/name`, whose requests run on the current runtime. It must be that of `client`. Without
+    /// a namespace the candidate needs no lease.
     ///
     /// # Panics
     /// Outside of a runtime.
-    pub fn new(client: Client, namespace: &str, name: &str, identity: String, transitions: IntGauge) -> Self {
+    pub fn new(client: Client, namespace: Option<String>, name: &str, identity: String, metrics: &Metrics) -> Self {
         Self {
-            api: Api::namespaced(client, namespace),
+            client,
+            namespace,
             runtime: Handle::current(),
             name: name.to_owned(),
             identity,
             timing: TIMING,
-            transitions,
+            transitions: metrics.lease_transitions.clone(),
             observed: None,
+            other: Arc::default(),
+            has_other: metrics.other_leader.clone(),
         }
     }
 
-    /// Waits until this candidate holds the lease.
+    /// The other leader that this candidate waits for.
+    pub fn other(&self) -> watch::Receiver<Option<OtherLeader>> {
+        self.other.subscribe()
+    }
+
+    /// Waits until this candidate holds the lease and no other controller leads.
     pub async fn acquire(&self) {
         self.run(|mut own| async move { own.acquire_here().await }).await;
     }
 
-    /// Renews the lease until it is lost; returns why.
-    pub async fn renew(&self) -> &'static str {
+    /// Renews the lease until it is lost or another controller leads; returns why.
+    pub async fn renew(&self) -> String {
         self.run(|mut own| async move { own.renew_here().await }).await
     }
 
@@ -107,18 +134,46 @@ impl Candidate {
     }
 
     async fn acquire_here(&mut self) {
+        let mut others = self.others();
         loop {
-            match self.attempt().await {
-                Ok(Outcome::Leading) => return,
-                Ok(Outcome::Following | Outcome::Conflict) => {}
-                Err(error) => tracing::warn!(lease = self.name, %error, "failed to acquire lease, retrying"),
+            if self.is_alone(&mut others).await {
+                match self.attempt().await {
+                    // Of two candidates that looked before the other's write, at least one sees the other now.
+                    Ok(Outcome::Leading) if self.is_alone(&mut others).await => return,
+                    Ok(Outcome::Leading) => {
+                        self.release_with_retries().await;
+                        tokio::time::sleep(self.timing.period.mul_f64(fastrand::f64())).await;
+                    }
+                    Ok(Outcome::Following | Outcome::Conflict) => {}
+                    Err(error) => tracing::warn!(lease = self.name, %error, "failed to acquire lease, retrying"),
+                }
             }
             tokio::time::sleep(self.timing.period).await;
         }
     }
 
-    async fn renew_here(&mut self) -> &'static str {
-        let Timing { period, renew_deadline, .. } = self.timing;
+    /// Looks for other leaders, and publishes the one that this candidate waits for.
+    async fn is_alone(&self, others: &mut OtherLeaders) -> bool {
+        let finding = others.look().await;
+        let leads = match &finding {
+            Finding::Leads(other) => Some(other.clone()),
+            Finding::Alone => None,
+            // A leader remains one until its lease is known to have expired.
+            Finding::Unknown => return false,
+        };
+        self.has_other.set(leads.is_some().into());
+        self.other.send_if_modified(|known| std::mem::replace(known, leads.clone()) != leads);
+        finding == Finding::Alone
+    }
+
+    fn others(&self) -> OtherLeaders {
+        OtherLeaders::new(self.client.clone(), &self.name, self.namespace.as_deref())
+    }
+
+    async fn renew_here(&mut self) -> String {
+        let Timing { period, renew_deadline, look, .. } = self.timing;
+        let mut others = self.others();
+        let mut next_look = Instant::now() + look;
         let mut renewed = Instant::now();
         while renewed.elapsed() < renew_deadline {
             tokio::time::sleep(period).await;
@@ -126,13 +181,30 @@ impl Candidate {
             let started = Instant::now();
             match tokio::time::timeout(left, self.attempt()).await {
                 Ok(Ok(Outcome::Leading)) => renewed = started,
-                Ok(Ok(Outcome::Conflict)) => {}
-                Ok(Ok(Outcome::Following)) => return "another replica leads now",
-                Ok(Err(error)) => tracing::warn!(lease = self.name, %error, "failed to renew lease, retrying"),
-                Err(_) => tracing::warn!(lease = self.name, "lease renewal timed out, retrying"),
+                Ok(Ok(Outcome::Conflict)) => continue,
+                Ok(Ok(Outcome::Following)) => return "another replica leads now".into(),
+                Ok(Err(error)) => {
+                    tracing::warn!(lease = self.name, %error, "failed to renew lease, retrying");
+                    continue;
+                }
+                Err(_) => {
+                    tracing::warn!(lease = self.name, "lease renewal timed out, retrying");
+                    continue;
+                }
+            }
+            if Instant::now() < next_look {
+                continue;
+            }
+            match tokio::time::timeout(period, others.look()).await {
+                Ok(Finding::Alone) => next_look = Instant::now() + look,
+                // Looked at again after the next renewal.
+                Ok(Finding::Unknown) | Err(_) => {}
+                Ok(Finding::Leads(OtherLeader { lease, holder })) => {
+                    return format!("{holder} leads, too, with the lease {lease}");
+                }
             }
         }
-        "no renewal succeeded for ten seconds"
+        "no renewal succeeded for ten seconds".into()
     }
 
     async fn release_with_retries(&self) {
@@ -146,25 +218,32 @@ impl Candidate {
     }
 
     async fn try_release(&self) -> Result<(), kube::Error> {
-        let Some(mut lease) = self.api.get_opt(&self.name).await? else { return Ok(()) };
+        let Some(api) = self.leases() else { return Ok(()) };
+        let Some(mut lease) = api.get_opt(&self.name).await? else { return Ok(()) };
         let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
         if spec.holder_identity.as_deref() == Some(&self.identity) {
             spec.holder_identity = None;
             spec.lease_duration_seconds = Some(1);
-            self.api.replace(&self.name, &PostParams::default(), &lease).await?;
+            api.replace(&self.name, &PostParams::default(), &lease).await?;
             tracing::info!(lease = self.name, "released lease");
         }
         Ok(())
     }
 
+    /// Leases of the namespace of this candidate's lease.
+    fn leases(&self) -> Option<Api<Lease>> {
+        self.namespace.as_deref().map(|namespace| Api::namespaced(self.client.clone(), namespace))
+    }
+
     /// Reads the lease, and writes it if it is held by this candidate, free, or expired.
     async fn attempt(&mut self) -> Result<Outcome, kube::Error> {
-        let Some(mut lease) = self.api.get_opt(&self.name).await? else {
+        let Some(api) = self.leases() else { return Ok(Outcome::Leading) };
+        let Some(mut lease) = api.get_opt(&self.name).await? else {
             let lease = Lease {
                 metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
                 spec: Some(self.spec(0)),
             };
-            return match self.api.create(&PostParams::default(), &lease).await {
+            return match api.create(&PostParams::default(), &lease).await {
                 Ok(_) => Ok(Outcome::Leading),
                 Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Conflict),
                 Err(error) => Err(error),
@@ -189,7 +268,7 @@ impl Candidate {
         }
         lease.spec = Some(next);
         // The resource version makes the write conflict if another candidate wrote since the read.
-        match self.api.replace(&self.name, &PostParams::default(), &lease).await {
+        match api.replace(&self.name, &PostParams::default(), &lease).await {
             Ok(_) => Ok(Outcome::Leading),
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Conflict),
             Err(error) => Err(error),

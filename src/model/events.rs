@@ -227,6 +227,8 @@ events! {
 
     DISRUPTION_BLOCKED = "DisruptionBlocked", Normal, Disruption, ["NodeClaim", "Node", "NodePool"], Event,
         "On a NodeClaim and its Node: the node is not disrupted now, because the Node or a pod is protected, PodDisruptionBudgets refuse an eviction, pods are expected on it, or it is not initialized; a drifted one also because its pods have no other place. The note says why; the node is evaluated again. On a NodePool: a budget allows no disruption for the reason in the note.";
+    DISRUPTION_REPORTED = "DisruptionReported", Normal, Disruption, ["NodeClaim", "Node"], No,
+        "The node would be disrupted now, for the reason in the note, but the ConfigMap `stowage-pause` has `disruption: report`. Repeated every 15 minutes.";
     DISRUPTION_TERMINATING = "DisruptionTerminating", Normal, Disruption, ["NodeClaim"], Event,
         "A voluntary disruption starts. The note has its reason: `Empty`, `Drifted` or `Underutilized`.";
     UNCONSOLIDATABLE = "Unconsolidatable", Normal, Disruption, ["NodeClaim", "Node"], Event,
@@ -290,6 +292,8 @@ events! {
         "`spec.kubelet` holds an expression, and expressions are disabled. Write a number, or set `AWS_FEATURE_GATES` to `NodeClassCEL=true`.";
     NOT_JUDGED = "NotJudged", Warning, NodeClasses, ["EC2NodeClass"], No,
         "A condition could not be evaluated and keeps its last status. The note has the error; the evaluation is retried.";
+    OTHER_LEADER = "OtherLeader", Warning, NodeClasses, ["EC2NodeClass"], No,
+        "Another controller of the same NodeClaims leads, such as Karpenter with a Lease in another namespace. The note names its Lease and holder. Stop it, or share its Lease with `settings.leaderElection.namespace`; Stowage leads when that Lease expires.";
     PAUSED = "Paused", Warning, NodeClasses, ["EC2NodeClass"], No,
         "The ConfigMap `stowage-pause` pauses provisioning, disruption or both. Delete it, or set `pause: none`, to resume.";
     PLACEMENT_GROUP_NOT_FOUND = "PlacementGroupNotFound", Warning, NodeClasses, ["EC2NodeClass"], Condition,

@@ -7,6 +7,9 @@ pub const NAME: &str = "stowage-pause";
 /// Key of the ConfigMap.
 pub const KEY: &str = "pause";
 
+/// Key of the ConfigMap for disruption alone: `report` computes what would be disrupted, and only reports it.
+pub const DISRUPTION_KEY: &str = "disruption";
+
 /// Key of the ConfigMap with the log level of every replica. Without it the level is that of the setting.
 pub const LOG_LEVEL_KEY: &str = "logLevel";
 
@@ -19,18 +22,29 @@ pub struct Pause {
     /// No node is disrupted voluntarily, and no garbage is collected. Interruptions, failed status checks and deletions by users
     /// continue: the instance is lost anyway, or somebody wants it.
     pub disruption: bool,
+    /// Disruption is paused, and what it would do is reported.
+    pub report: bool,
 }
 
 impl Pause {
     /// Everything.
-    pub const ALL: Self = Self { provisioning: true, disruption: true };
+    pub const ALL: Self = Self { provisioning: true, disruption: true, report: false };
 
-    /// What a ConfigMap with this data pauses: see [`Self::parse`]. Nothing if the log level is all that it has.
+    /// What a ConfigMap with this data pauses: see [`Self::parse`]. Without [`KEY`], nothing if all its keys are known. A value of [`DISRUPTION_KEY`]
+    /// that is neither `report` nor `none` pauses disruption.
     pub fn of(data: &BTreeMap<String, String>) -> Self {
-        if data.len() == 1 && data.contains_key(LOG_LEVEL_KEY) {
-            return Self::default();
+        let is_known = |key: &String| [LOG_LEVEL_KEY, DISRUPTION_KEY].contains(&key.as_str());
+        let has_only_known = !data.is_empty() && data.keys().all(is_known);
+        let paused = if has_only_known { Self::default() } else { Self::parse(data.get(KEY).map(String::as_str)) };
+        match data.get(DISRUPTION_KEY).map(|value| value.trim()) {
+            None | Some("none") => paused,
+            Some(value) => Self { disruption: true, report: value == "report", ..paused },
         }
-        Self::parse(data.get(KEY).map(String::as_str))
+    }
+
+    /// Whether it may be decided which nodes to disrupt, be it only for a report.
+    pub fn allows_decisions(self) -> bool {
+        !self.disruption || self.report
     }
 
     /// Parses the value of [`KEY`]: `provisioning`, `disruption`, `all`, or `none`. The presence of any other value, or of the
@@ -39,19 +53,20 @@ impl Pause {
     pub fn parse(value: Option<&str>) -> Self {
         match value.map(str::trim) {
             Some("none") => Self::default(),
-            Some("provisioning") => Self { provisioning: true, disruption: false },
-            Some("disruption") => Self { provisioning: false, disruption: true },
+            Some("provisioning") => Self { provisioning: true, ..Self::default() },
+            Some("disruption") => Self { disruption: true, ..Self::default() },
             _ => Self::ALL,
         }
     }
 
-    /// The equivalent value of the ConfigMap.
+    /// The equivalent value of the ConfigMap; `report` where disruption is only reported.
     pub fn label(self) -> &'static str {
-        match (self.provisioning, self.disruption) {
-            (false, false) => "none",
-            (true, false) => "provisioning",
-            (false, true) => "disruption",
-            (true, true) => "all",
+        match (self.provisioning, self.disruption, self.report) {
+            (false, false, _) => "none",
+            (true, false, _) => "provisioning",
+            (false, true, false) => "disruption",
+            (false, true, true) => "report",
+            (true, true, _) => "all",
         }
     }
 }
@@ -86,6 +101,27 @@ mod tests {
         assert_eq!(paused(&[LOG_LEVEL_KEY, KEY]), "none");
         for keys in [&[][..], &["puase"], &[LOG_LEVEL_KEY, "puase"]] {
             assert_eq!(paused(keys), "all", "{keys:?}");
+        }
+    }
+
+    #[test]
+    fn disruption_that_is_only_reported_is_paused() {
+        for (data, label) in [
+            (&[(DISRUPTION_KEY, " report\n")][..], "report"),
+            (&[(DISRUPTION_KEY, "report"), (LOG_LEVEL_KEY, "debug")], "report"),
+            (&[(DISRUPTION_KEY, "report"), (KEY, "none")], "report"),
+            (&[(DISRUPTION_KEY, "report"), (KEY, "disruption")], "report"),
+            (&[(DISRUPTION_KEY, "report"), (KEY, "provisioning")], "all"),
+            (&[(DISRUPTION_KEY, "Report")], "disruption"),
+            (&[(DISRUPTION_KEY, "")], "disruption"),
+            (&[(DISRUPTION_KEY, "none")], "none"),
+            (&[(DISRUPTION_KEY, "none"), (KEY, "disruption")], "disruption"),
+            (&[(DISRUPTION_KEY, "report"), ("puase", "none")], "all"),
+        ] {
+            let text = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+            let pause = Pause::of(&data.iter().map(text).collect());
+            assert_eq!(pause.label(), label, "{data:?}");
+            assert!(pause.disruption || label == "none", "{data:?}");
         }
     }
 }

@@ -206,7 +206,7 @@ metrics! {
             "category": "`instance_status`, `system_status`, `event_status`",
         ],
         "Unhealthy instances reported by EC2, counted once per occurrence.";
-    PAUSED = "paused", Kind::Gauge, Leader, ["scope": "`provisioning`, `disruption`"],
+    PAUSED = "paused", Kind::Gauge, Leader, ["scope": "`provisioning`, `disruption`; `report` while disruption is paused and what it would do is reported"],
         "1 while the emergency stop pauses a scope, otherwise 0.";
     CONSOLIDATION_NODES = "consolidation_nodes", Kind::Gauge, Leader, ["blocker": "why the nodes stay, see [consolidation](../disruption.md#why-a-node-stays); `none`: they are removed"],
         "NodeClaims by what the last decision of consolidation found about them.";
@@ -343,6 +343,8 @@ metrics! {
         "1 while this replica leads.";
     LEASE_TRANSITIONS = "lease_transitions", Kind::Gauge, Serving, [],
         "Changes of the leader since the Lease was created, as this replica last read it.";
+    OTHER_LEADER = "other_leader", Kind::Gauge, Serving, [],
+        "1 while this replica does not lead because another controller of the same NodeClaims does, such as Karpenter with a Lease in another namespace.";
     PODS_PENDING = "pods_pending", Kind::Gauge, Serving, [],
         "Pods that the scheduler rejected and that need a node.";
     PODS_PENDING_AGE = "pods_pending_oldest_seconds", Kind::Gauge, Serving, [],

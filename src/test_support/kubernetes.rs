@@ -7,7 +7,7 @@ pub mod request;
 pub mod store;
 mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Ready, ready};
 use std::sync::{Arc, Mutex};
 use std::task::{self, Poll};
@@ -59,6 +59,8 @@ struct Inner {
     /// The state that a watch without delay updates, if any.
     watched: Option<Arc<Cluster>>,
     waited: Duration,
+    /// Users that may do what a SubjectAccessReview asks about.
+    entitled: BTreeSet<String>,
 }
 
 /// The server. Clones share it.
@@ -184,6 +186,11 @@ impl FakeApi {
     pub fn inject_on(&self, line: &str, fault: Fault) {
         let line = line.to_owned();
         self.inject(fault, usize::MAX, move |request| request.line() == line);
+    }
+
+    /// Allows a user whatever a SubjectAccessReview asks about.
+    pub fn entitle(&self, user: &str) {
+        lock(&self.inner).entitled.insert(user.to_owned());
     }
 
     /// Removes the faults, and clears the record of requests and waits.
@@ -332,6 +339,7 @@ impl Inner {
             (&Method::GET, _) => self.store.get(key),
             (&Method::POST, "eviction") => self.store.evict(key, &body),
             (&Method::POST, _) if request.is_dry_run() => Ok(body),
+            (&Method::POST, _) if key.resource == "subjectaccessreviews" => Ok(self.review(body)),
             (&Method::POST, _) => self.store.create(key.clone(), body),
             (&Method::PUT, _) => self.store.replace(key, subresource, body),
             (&Method::DELETE, _) => self.store.delete(key, &body),
@@ -345,6 +353,12 @@ impl Inner {
             }
             (method, _) => panic!("the fake API server does not support the method {method}"),
         }
+    }
+
+    fn review(&self, mut review: Value) -> Value {
+        let allowed = review["spec"]["user"].as_str().is_some_and(|user| self.entitled.contains(user));
+        review["status"] = json!({"allowed": allowed});
+        review
     }
 
     /// The watch reports an object.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgAction, Args, ValueEnum};
 
-use crate::cli::args::{parse_bool, parse_duration};
+use crate::cli::args::{LeaseArgs, parse_bool, parse_duration};
 use crate::cli::aws::AwsArgs;
 use crate::cli::planning::PlanArgs;
 use crate::cloud::simulated::BootDelay;
@@ -114,15 +114,12 @@ pub struct ControllerArgs {
     #[command(flatten)]
     pub aws: AwsArgs,
 
-    /// Run the reconcilers without a Lease; only safe with a single replica.
+    /// Run the reconcilers without a Lease of their own; only safe with a single replica.
     #[arg(long, env = "DISABLE_LEADER_ELECTION", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub disable_leader_election: bool,
-    /// Name of the leader-election Lease; Karpenter's own by default, so that only one of the two provisions.
-    #[arg(long, env = "LEADER_ELECTION_NAME", default_value = "karpenter-leader-election")]
-    pub leader_election_name: String,
-    /// Namespace of the Lease [default: the pod's namespace].
-    #[arg(long, env = "LEADER_ELECTION_NAMESPACE", default_value = "")]
-    pub leader_election_namespace: String,
+    /// The Lease.
+    #[command(flatten)]
+    pub lease: LeaseArgs,
 
     /// EC2: publish the series of each instance type and offering, tens of thousands in large regions.
     #[arg(long, env = "STOWAGE_OFFERING_METRICS", default_value_t = true, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]

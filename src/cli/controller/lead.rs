@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use crate::api::NodeClaim;
 use crate::cli::controller::arguments::ControllerArgs;
 use crate::cli::controller::cloud::{Prepared, cloud};
-use crate::cli::controller::start_cloud::{Starting, lost, release};
+use crate::cli::controller::start_cloud::{Starting, lost};
 use crate::cloud::simulated::new_instance::IMAGE_ID;
 use crate::controllers::context::Settings;
 use crate::controllers::debug_state::sources::DebugSources;
@@ -18,6 +18,7 @@ use crate::controllers::disruption;
 use crate::controllers::enforcement::{nominations, planned_taint};
 use crate::controllers::interruption::{departure, queue, status_checks};
 use crate::controllers::leader::Candidate;
+use crate::controllers::leader::report::report;
 use crate::controllers::node_claim::{
     capacity_reservations, drift, expiration, garbage_collection, lifecycle, tagging,
 };
@@ -47,7 +48,7 @@ pub(crate) fn lead(
     args: &ControllerArgs,
     client: kube::Client,
     evictions: kube::Client,
-    mut election: Option<Candidate>,
+    election: Candidate,
     cluster: Arc<Cluster>,
     derived: Arc<DerivedState>,
     debug: Arc<DebugSources>,
@@ -87,9 +88,11 @@ pub(crate) fn lead(
         }
         let mut tasks = JoinSet::new();
         let starting = Starting { prepared, client: &client, failed: &metrics.cloud_starts_failed };
-        let Some(cloud) = starting.lead_with_cloud(&mut election, &state, &mut stopped, &mut tasks).await? else {
-            return Ok(());
+        let started = tokio::select! {
+            started = starting.lead_with_cloud(&election, &state, &mut stopped, &mut tasks) => started?,
+            never = report(election.other(), client.clone(), &cluster) => match never {},
         };
+        let Some(cloud) = started else { return Ok(()) };
         let ctx = Arc::new(Context::new(client, evictions, cluster, derived, cloud, settings, metrics));
         debug.set_leader(&ctx);
         let mut loops =
@@ -117,7 +120,7 @@ pub(crate) fn lead(
         loops.start("replacement", TURN_LIMIT, disruption::replacement::run);
         loops.start("garbage collection", CLOUD_TURN_LIMIT, garbage_collection::run);
         let result = tokio::select! {
-            lost = lost(&mut election) => Err(lost),
+            lost = lost(&election) => Err(lost),
             ended = loops.tasks.join_next() => Err(anyhow::anyhow!("a reconciler ended: {:?}", ended.and_then(Result::err))),
             _ = stopped.wait_for(|stop| *stop) => Ok(()),
         };
@@ -128,7 +131,7 @@ pub(crate) fn lead(
         }
         state.set_leading(false);
         if result.is_ok() {
-            release(&mut election).await;
+            election.release().await;
         }
         result
     }

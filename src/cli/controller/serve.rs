@@ -38,25 +38,19 @@ pub(crate) async fn serve(args: &ControllerArgs, logs: LogControl, election: &Ha
     let config = cluster::config()
         .await
         .context("no access to a cluster: set KUBECONFIG, or run in a pod with a service account")?;
-    let namespace = match args.leader_election_namespace.as_str() {
-        "" => config.default_namespace.clone(),
-        namespace => namespace.to_owned(),
-    };
     let metrics = Metrics::new();
     let controller_metrics = ControllerMetrics::new(metrics.registry()).context("registering metrics")?;
     metrics.register_process().context("registering the metrics of the process")?;
     let cluster = Arc::new(Cluster::new(ClusterState::with_default_spread(args.plan.scheduler_config.clone())));
     let calls = ApiCalls { metrics: metrics.clone(), signs: Arc::clone(cluster.watch_signs()) };
     let Clients { writes, watches, evictions } = Clients::new(&config, &calls)?;
-    let election = if args.disable_leader_election {
-        None
-    } else {
+    let election = {
         let _entered = election.enter();
         let lease = clients::lease(&config, &calls)?;
         let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "stowage".into());
         let identity = format!("{host}_{}_{}", std::process::id(), clock::now().0);
-        let transitions = metrics.lease_transitions.clone();
-        Some(Candidate::new(lease, &namespace, &args.leader_election_name, identity, transitions))
+        let namespace = (!args.disable_leader_election).then(|| args.lease.namespace(&config.default_namespace));
+        Candidate::new(lease, namespace, &args.lease.leader_election_name, identity, &metrics)
     };
     let mut state = AppState::new(metrics, clock::now);
     state.rules = Rules::without(&args.disabled_admission_rules.0);

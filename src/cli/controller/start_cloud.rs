@@ -53,7 +53,7 @@ impl Starting<'_> {
     /// The lease was lost.
     pub(crate) async fn lead_with_cloud(
         self,
-        election: &mut Option<Candidate>,
+        election: &Candidate,
         state: &AppState,
         stopped: &mut watch::Receiver<bool>,
         loops: &mut JoinSet<()>,
@@ -93,7 +93,7 @@ impl Starting<'_> {
 /// The part of a replica in the election of the leader, until its cloud runs.
 struct Candidacy<'a> {
     timing: Timing,
-    election: &'a mut Option<Candidate>,
+    election: &'a Candidate,
     state: &'a AppState,
     stopped: &'a mut watch::Receiver<bool>,
     /// Counts failed attempts.
@@ -133,7 +133,7 @@ impl Candidacy<'_> {
                 () = stop(stopped) => None,
             };
             let Some(started) = started else {
-                release(election).await;
+                election.release().await;
                 return Ok(None);
             };
             if started.is_some() {
@@ -144,7 +144,7 @@ impl Candidacy<'_> {
                 "EC2 could not be started, giving the lease back"
             );
             state.set_leading(false);
-            release(election).await;
+            election.release().await;
             tokio::select! {
                 () = tokio::time::sleep(timing.stand_back) => {}
                 () = stop(stopped) => return Ok(None),
@@ -159,32 +159,19 @@ async fn stop(stopped: &mut watch::Receiver<bool>) {
 }
 
 /// Waits for the lease. Returns false when the process was stopped meanwhile.
-async fn acquire(election: &mut Option<Candidate>, state: &AppState, stopped: &mut watch::Receiver<bool>) -> bool {
-    if let Some(candidate) = election {
-        tokio::select! {
-            () = candidate.acquire() => tracing::info!("leading"),
-            () = stop(stopped) => return false,
-        }
+async fn acquire(election: &Candidate, state: &AppState, stopped: &mut watch::Receiver<bool>) -> bool {
+    tokio::select! {
+        () = election.acquire() => tracing::info!("leading"),
+        () = stop(stopped) => return false,
     }
     state.set_leading(true);
     true
 }
 
 /// Renews the lease until it is lost; returns the reason.
-pub(crate) async fn lost(election: &mut Option<Candidate>) -> anyhow::Error {
-    match election {
-        Some(candidate) => {
-            let why = candidate.renew().await;
-            anyhow::anyhow!("the leader lease was lost: {why}; this replica starts over")
-        }
-        None => std::future::pending().await,
-    }
-}
-
-pub(crate) async fn release(election: &mut Option<Candidate>) {
-    if let Some(candidate) = election {
-        candidate.release().await;
-    }
+pub(crate) async fn lost(election: &Candidate) -> anyhow::Error {
+    let why = election.renew().await;
+    anyhow::anyhow!("the leader lease was lost: {why}; this replica starts over")
 }
 
 /// Attempts something until it succeeds, with backoff.

@@ -2,7 +2,7 @@
 
 pub mod report;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -11,13 +11,15 @@ use clap::{Args, ValueEnum};
 use kube::{Api, ResourceExt};
 
 use crate::api::{Ec2NodeClass, NodePool};
+use crate::cli::args::LeaseArgs;
 use crate::cli::aws::AwsArgs;
 use crate::cli::cluster;
 use crate::cli::manifests::Input;
 use crate::cloud::ec2::Clients;
 use crate::cloud::ec2::aws::client::ClientOverrides;
 use crate::cloud::ec2::preflight;
-use crate::cloud::ec2::preflight::{CheckResult, ClassSource};
+use crate::cloud::ec2::preflight::{CheckResult, ClassSource, leases};
+use crate::controllers::leader::other_leaders::KARPENTER_LEASE;
 use crate::planner::input::default_spread::DefaultSpread;
 
 /// No check failed.
@@ -45,6 +47,9 @@ pub struct PreflightArgs {
     /// Output format.
     #[arg(long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
+    /// The controller's Lease.
+    #[command(flatten)]
+    pub lease: LeaseArgs,
     /// EC2 settings, the same as for the controller.
     #[command(flatten)]
     pub aws: AwsArgs,
@@ -73,10 +78,13 @@ pub fn run(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
 async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
     let options = args.aws.options(&args.cluster_name)?;
     let (classes, pools) = manifests(&args.files)?;
+    let mut own_lease = None;
     let (kube, classes, pools, origin) = if args.files.is_empty() {
         let config = cluster::config()
             .await
             .context("no manifests and no access to a cluster: select manifests with --file, or set KUBECONFIG")?;
+        own_lease =
+            Some(format!("{}/{}", args.lease.namespace(&config.default_namespace), args.lease.leader_election_name));
         let client = kube::Client::try_from(config).context("creating a Kubernetes client")?;
         let api: Api<Ec2NodeClass> = Api::all(client.clone());
         let listed = api.list(&kube::api::ListParams::default()).await;
@@ -92,7 +100,11 @@ async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> 
     };
     let overrides = ClientOverrides { region: args.region.clone(), role: args.role.clone(), attempts: Some(ATTEMPTS) };
     let clients = Clients::connect(overrides).await?;
-    let findings = Box::pin(preflight::check(&clients, &options, kube.as_ref(), origin, &classes, &pools)).await;
+    let mut findings = Box::pin(preflight::check(&clients, &options, kube.as_ref(), origin, &classes, &pools)).await;
+    if let (Some(own), Some(kube)) = (own_lease, &kube) {
+        let names = BTreeSet::from([args.lease.leader_election_name.clone(), KARPENTER_LEASE.to_owned()]);
+        findings.push(leases::finding(&own, &leases::fetch(kube, &names).await, crate::clock::timestamp()));
+    }
     match args.output {
         Output::Table => report::table(&findings, out),
         Output::Json => report::json(&findings, &clients.region, &args.cluster_name, out),

@@ -131,6 +131,7 @@ struct Leaving {
 struct Leader {
     last_plan: Option<PlanSummary>,
     last_consolidation: Option<Consolidation>,
+    would_disrupt: List<WouldDisrupt>,
     quarantined_pod_classes: List<QuarantinedClass>,
     quarantined_supply: List<QuarantinedSource>,
     caps: Vec<Cap>,
@@ -159,6 +160,13 @@ struct Consolidation {
     plans: usize,
     milliseconds: u64,
     usd_per_hour_saved: f64,
+}
+
+/// Disruption is only reported.
+#[derive(Debug, Serialize)]
+struct WouldDisrupt {
+    nodeclaim: String,
+    reason: &'static str,
 }
 
 #[derive(Debug, Serialize)]
@@ -345,6 +353,10 @@ impl Leader {
         Self {
             last_plan: leader.last_plan.as_deref().map(PlanSummary::of),
             last_consolidation: leader.last_consolidation.as_ref().map(Consolidation::of),
+            would_disrupt: list(&leader.reported, most, |(claim, reason)| WouldDisrupt {
+                nodeclaim: text(claim),
+                reason: reason.as_str(),
+            }),
             quarantined_pod_classes: list(&leader.pods_left_out, most, |(namespace, cause, until)| QuarantinedClass {
                 namespace: text(namespace),
                 cause: cause.as_str(),

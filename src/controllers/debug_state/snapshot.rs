@@ -9,6 +9,7 @@ use kube::ResourceExt;
 
 use crate::api::NodeClaim;
 use crate::cloud::offering_state::OfferingState;
+use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::last_decisions::{LastConsolidation, LastPlan};
 use crate::decisions::provisioning::quarantine::Cause;
 use crate::decisions::provisioning::unschedulable::in_turns;
@@ -104,6 +105,8 @@ pub struct PendingPod {
 pub struct LeaderCopy {
     pub last_plan: Option<Arc<LastPlan>>,
     pub last_consolidation: Option<LastConsolidation>,
+    /// The nodes that would be disrupted, while disruption is only reported.
+    pub reported: Capped<(String, DisruptionReason)>,
     /// Why each of [`ClusterCopy::pending`] is left out of plans.
     pub causes: Vec<Option<Cause>>,
     /// Namespace, cause and end, by pod class.

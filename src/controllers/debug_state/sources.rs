@@ -67,9 +67,14 @@ fn leader(ctx: &Context, cluster: &ClusterCopy, now: UnixMillis) -> LeaderCopy {
         let most = ctx.most_per_minute(what);
         (what.label(), most, ctx.caps.admissible(what, most, now))
     });
+    let reported = {
+        let reported = lock(&ctx.reported);
+        Capped::of(reported.iter().map(|(claim, reason)| (claim.clone(), *reason)), reported.len())
+    };
     LeaderCopy {
         last_plan: lock(&ctx.last_plan).clone(),
         last_consolidation: lock(&ctx.last_consolidation).clone(),
+        reported,
         causes,
         pods_left_out,
         supply_left_out,

@@ -5,6 +5,7 @@ pub mod consolidation;
 pub mod drift_replacement;
 pub mod mark;
 pub mod replacement;
+pub mod report_only;
 pub mod run;
 pub mod simulate;
 pub mod start;

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::controllers::context::Context;
+use crate::controllers::disruption::report_only::ReportOnly;
+use crate::controllers::disruption::run::choose_empty;
 use crate::controllers::disruption::start::start_all;
 use crate::controllers::disruption::{consolidation, drift_replacement};
 use crate::controllers::event_queue::EventQueue;
@@ -41,6 +43,7 @@ struct Replacement {
     drift: DriftReplacement,
     consolidation: Memory,
     reports: Reports,
+    report_only: ReportOnly,
     queue: EventQueue,
 }
 
@@ -50,6 +53,7 @@ impl Replacement {
             drift: DriftReplacement::default(),
             consolidation: Memory::default(),
             reports: Reports::default(),
+            report_only: ReportOnly::default(),
             queue: EventQueue::start(ctx),
         }
     }
@@ -69,16 +73,25 @@ impl Replacement {
         }
         // The pods of a node need another one.
         let pause = ctx.pause();
-        if pause.disruption || pause.provisioning || ctx.is_stale(Removal::Disruption) {
+        if !pause.report {
+            lock(&ctx.reported).clear();
+        }
+        if !pause.allows_decisions() || pause.provisioning || ctx.is_stale(Removal::Disruption) {
             return 0;
         }
         let pools = Arc::new(ctx.ready_pools());
         let drifted = drift_replacement::choose(&mut self.drift, ctx, &pools, &self.queue).await;
-        let drifted = start_all(ctx, drifted, DisruptionReason::Drifted).await;
+        let replaced = if pause.report { 0 } else { start_all(ctx, drifted.clone(), DisruptionReason::Drifted).await };
         consolidation::report_budgets(ctx, &self.queue, now);
         let (memory, reports) = (&mut self.consolidation, &mut self.reports);
         let chosen = consolidation::choose(memory, reports, ctx, &pools, &self.queue).await;
-        drifted + start_all(ctx, chosen, DisruptionReason::Underutilized).await
+        if pause.report {
+            let empty = (DisruptionReason::Empty, choose_empty(ctx, &pools, now));
+            let chosen = [empty, (DisruptionReason::Drifted, drifted), (DisruptionReason::Underutilized, chosen)];
+            self.report_only.report(ctx, &pools, &self.queue, chosen, now);
+            return 0;
+        }
+        replaced + start_all(ctx, chosen, DisruptionReason::Underutilized).await
     }
 }
 

@@ -24,6 +24,7 @@ use crate::decisions::disruption::marked::MarkedNodes;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::staleness::Removal;
 use crate::model::time::UnixMillis;
+use crate::state::instance_types::ReadyPool;
 use crate::sync::{heartbeat, lock};
 
 /// How often empty nodes are evaluated.
@@ -54,15 +55,10 @@ impl Disruption {
 
     /// One pass for empty nodes and abandoned replacements.
     async fn remove_empty(&mut self, ctx: &Context, now: UnixMillis) {
-        let pools = ctx.ready_pools();
-        let (chosen, steps) = {
+        let chosen = choose_empty(ctx, &ctx.ready_pools(), now);
+        let steps = {
             let state = ctx.cluster.read();
-            let holds = ctx.derived.holds(&state, now);
-            let allowances = allowances(&state, DisruptionReason::Empty, now);
-            let is_blocked = |node: &str| budget_block(&state, node).is_some();
-            let facts = ctx.derived.facts(&state, &pools);
-            let chosen = emptiness::choose(&candidates(&state, &holds, &facts), &allowances, is_blocked, now);
-            (chosen, self.marked.empty_steps(&state, &holds, now))
+            self.marked.empty_steps(&state, &ctx.derived.holds(&state, now), now)
         };
         stream::iter(steps).for_each_concurrent(CONCURRENCY, |(claim, step)| take_step(ctx, claim, step)).await;
         let abandoned = self.marked.abandoned(&ctx.cluster.read(), now);
@@ -77,6 +73,16 @@ impl Disruption {
         stream::iter(untainted).for_each_concurrent(CONCURRENCY, |claim| retaint(ctx, claim)).await;
         start_all(ctx, chosen, DisruptionReason::Empty).await;
     }
+}
+
+/// Claims of empty nodes to remove, within the budgets of their pools.
+pub fn choose_empty(ctx: &Context, pools: &[ReadyPool], now: UnixMillis) -> Vec<String> {
+    let state = ctx.cluster.read();
+    let holds = ctx.derived.holds(&state, now);
+    let allowances = allowances(&state, DisruptionReason::Empty, now);
+    let is_blocked = |node: &str| budget_block(&state, node).is_some();
+    let facts = ctx.derived.facts(&state, pools);
+    emptiness::choose(&candidates(&state, &holds, &facts), &allowances, is_blocked, now)
 }
 
 async fn take_step(ctx: &Context, claim: Arc<NodeClaim>, step: EmptyNodeStep) {

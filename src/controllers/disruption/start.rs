@@ -8,6 +8,7 @@ use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::mark::mark;
+use crate::decisions::disruption::candidates::pods_to_reschedule;
 use crate::decisions::disruption::ledger::admitted;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::reason::DisruptionReason;
@@ -31,6 +32,13 @@ pub async fn start_all(ctx: &Context, chosen: Vec<String>, reason: DisruptionRea
     }
     let mut claims = admitted(&ctx.cluster.read(), &chosen, reason, clock::now());
     claims.retain(|claim| !ctx.is_left_out_of_plans(claim));
+    if reason == DisruptionReason::Empty {
+        // The provisioner may have planned pods on them since the choice.
+        let state = ctx.cluster.read();
+        let holds = ctx.derived.holds(&state, clock::now());
+        claims
+            .retain(|name| state.claims.get(name).is_some_and(|claim| pods_to_reschedule(&state, &holds, claim) == 0));
+    }
     if reason == DisruptionReason::Underutilized {
         let admissible = ctx.admissible(Capped::Disruption);
         if claims.len() < chosen.len() || admissible < chosen.len() {

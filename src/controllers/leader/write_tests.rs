@@ -10,10 +10,10 @@ const LEASE: &str = "leases/kube-system/stowage";
 fn candidate(api: &FakeApi, identity: &str) -> Candidate {
     Candidate::new(
         api.client_without_retries(),
-        "kube-system",
+        Some("kube-system".into()),
         "stowage",
         identity.into(),
-        IntGauge::new("t", "t").unwrap(),
+        &Metrics::new(),
     )
 }
 
@@ -141,7 +141,8 @@ async fn two_candidates_that_see_a_free_lease_do_not_both_lead() {
 /// A candidate whose periods are short, and whose lease expires only if `duration` passes.
 fn impatient(api: &FakeApi, identity: &str, duration: Duration) -> Candidate {
     let millis = Duration::from_millis;
-    let timing = Timing { period: millis(1), duration, renew_deadline: millis(50), release_retry: millis(1) };
+    let timing =
+        Timing { period: millis(1), duration, renew_deadline: millis(50), release_retry: millis(1), look: millis(1) };
     Candidate { timing, ..candidate(api, identity) }
 }
 
@@ -233,4 +234,110 @@ async fn a_release_is_attempted_three_times() {
     api.inject(Fault::Refused(Refusal::gateway_timeout()), 2, |request| request.method == "PUT");
     impatient(&api, "a", NEVER).release().await;
     assert_eq!((attempts(&api), holder(&api)), (3, "null".to_owned()));
+}
+
+fn lease_of(namespace: &str, second: u32) -> Lease {
+    serde_json::from_value(json!({"metadata": {"name": "stowage", "namespace": namespace}, "spec": {
+        "holderIdentity": "other", "renewTime": format!("2026-01-01T00:00:{second:02}.000000Z")}}))
+    .unwrap()
+}
+
+/// Yields until the other leader's metric has this value.
+async fn other_leader(candidate: &Candidate, value: i64) {
+    while candidate.has_other.get() != value {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_candidate_waits_for_the_leader_of_another_namespace_and_writes_no_lease() {
+    let api = FakeApi::default();
+    api.entitle("system:serviceaccount:karpenter:karpenter");
+    let pod = json!({"metadata": {"name": "k", "namespace": "karpenter"},
+        "spec": {"containers": [], "serviceAccountName": "karpenter"}, "status": {"phase": "Running"}});
+    api.put(&serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(pod).unwrap());
+    api.put(&lease_of("karpenter", 0));
+    let a = impatient(&api, "a", NEVER);
+    let other = a.other();
+    let renewing = async {
+        for second in (0..60).cycle() {
+            api.put(&lease_of("karpenter", second));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        () = a.acquire() => panic!("two lead"),
+        () = other_leader(&a, 1) => {}
+        () = renewing => {}
+    }
+    assert_eq!(other.borrow().as_ref().map(|other| other.lease.as_str()), Some("karpenter/stowage"));
+    assert_eq!(holder(&api), "no lease");
+    let mut released = lease_of("karpenter", 0);
+    released.spec.as_mut().unwrap().holder_identity = None;
+    api.put(&released);
+    a.acquire().await;
+    assert_eq!((a.has_other.get(), other.borrow().is_none(), holder(&api)), (0, true, r#""a""#.into()));
+}
+
+#[tokio::test]
+async fn a_leader_gives_way_to_the_leader_of_another_namespace() {
+    let api = held_by_a().await;
+    api.entitle("system:serviceaccount:karpenter:karpenter");
+    let pod = json!({"metadata": {"name": "k", "namespace": "karpenter"},
+        "spec": {"containers": [], "serviceAccountName": "karpenter"}, "status": {"phase": "Running"}});
+    api.put(&serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(pod).unwrap());
+    api.put(&lease_of("karpenter", 0));
+    let mut a = impatient(&api, "a", NEVER);
+    a.timing.renew_deadline = NEVER;
+    a.timing.period = Duration::from_millis(10);
+    let lines = || api.lines().iter().filter(|line| *line == "GET leases").count();
+    let renewing = async {
+        // A lease that nobody renews ends no leadership.
+        while lines() < 6 {
+            tokio::task::yield_now().await;
+        }
+        for second in (1..60).cycle() {
+            api.put(&lease_of("karpenter", second));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let why = tokio::select! {
+        why = a.renew() => why,
+        () = renewing => unreachable!("endless"),
+    };
+    assert_eq!(why, "other leads, too, with the lease karpenter/stowage");
+}
+
+#[tokio::test]
+async fn of_two_candidates_of_different_namespaces_at_most_one_leads() {
+    for _ in 0..20 {
+        let api = FakeApi::default();
+        for namespace in ["a", "b"] {
+            api.entitle(&format!("system:serviceaccount:{namespace}:stowage"));
+            let pod = json!({"metadata": {"name": "s", "namespace": namespace},
+                "spec": {"containers": [], "serviceAccountName": "stowage"}, "status": {"phase": "Running"}});
+            api.put(&serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(pod).unwrap());
+        }
+        let of = |namespace: &str| {
+            let impatient = impatient(&api, namespace, NEVER);
+            Candidate { namespace: Some(namespace.to_owned()), ..impatient }
+        };
+        let (a, b) = (of("a"), of("b"));
+        let (first, second) = tokio::select! {
+            () = a.acquire() => (&a, &b),
+            () = b.acquire() => (&b, &a),
+        };
+        // The first one renews, as a leader does.
+        let leading = async {
+            loop {
+                first.clone().attempt().await.unwrap();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::select! {
+            () = second.acquire() => panic!("both lead"),
+            () = leading => unreachable!("endless"),
+            () = other_leader(second, 1) => {}
+        }
+    }
 }

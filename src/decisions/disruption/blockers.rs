@@ -8,6 +8,7 @@ use kube::ResourceExt;
 
 use crate::api::NodeClaim;
 use crate::decisions::disruption::obstacle::Obstacle;
+use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::events::{self, DeclaredEvent};
 use crate::model::labels;
 use crate::model::time::UnixMillis;
@@ -58,6 +59,8 @@ pub enum Blocker {
     Abandoned,
     /// A later decision tries it.
     Undecided,
+    /// It would be disrupted for this reason, but disruption is only reported.
+    ReportedOnly(DisruptionReason),
 }
 
 impl Blocker {
@@ -83,6 +86,7 @@ impl Blocker {
             Self::SavesTooLittle { .. } => "saves_too_little",
             Self::Abandoned => "abandoned",
             Self::Undecided => "undecided",
+            Self::ReportedOnly(_) => "reported_only",
         }
     }
 
@@ -99,6 +103,7 @@ impl Blocker {
             Self::Never | Self::WhenEmpty | Self::NoPrice | Self::Obstacle(_) | Self::SavesTooLittle { .. } => {
                 Some(events::UNCONSOLIDATABLE)
             }
+            Self::ReportedOnly(_) => Some(events::DISRUPTION_REPORTED),
             Self::Leaving
             | Self::Static
             | Self::NotQuiet(_)
@@ -129,8 +134,9 @@ impl Blocker {
             Self::Obstacle(obstacle) => obstacle.pod(),
             _ => None,
         };
+        let kind = if let Self::ReportedOnly(reason) = self { reason.as_str() } else { self.kind() };
         let mut hasher = DefaultHasher::new();
-        (self.kind(), pod).hash(&mut hasher);
+        (kind, pod).hash(&mut hasher);
         hasher.finish()
     }
 }
@@ -183,6 +189,9 @@ impl fmt::Display for Blocker {
             ),
             Self::Abandoned => f.write_str("its replacement was not ready in time"),
             Self::Undecided => f.write_str("one of the next decisions tries it"),
+            Self::ReportedOnly(reason) => {
+                write!(f, "disruption is only reported; it would be disrupted now as {}", reason.as_str())
+            }
         }
     }
 }

@@ -31,7 +31,8 @@ impl Recorded {
 
     /// Whether it writes an object other than an event.
     pub fn is_write(&self) -> bool {
-        self.method != Method::GET && self.key.resource != "events" && !self.is_dry_run()
+        let kept = !matches!(self.key.resource.as_str(), "events" | "subjectaccessreviews");
+        self.method != Method::GET && kept && !self.is_dry_run()
     }
 
     /// Whether it has no effect by request.

@@ -20,8 +20,13 @@ async fn a_cloud_that_is_not_available_is_tried_again_until_it_is() {
 const LEASE: &str = "leases/kube-system/stowage";
 
 fn candidate(api: &FakeApi, identity: &str) -> Candidate {
-    let transitions = prometheus::IntGauge::new("t", "t").unwrap();
-    Candidate::new(api.client_without_retries(), "kube-system", "stowage", identity.into(), transitions)
+    Candidate::new(
+        api.client_without_retries(),
+        Some("kube-system".into()),
+        "stowage",
+        identity.into(),
+        &Metrics::new(),
+    )
 }
 
 fn holder(api: &FakeApi) -> Option<String> {
@@ -34,7 +39,7 @@ async fn a_leader_that_can_not_start_its_cloud_gives_the_lease_back_and_stands_b
     let api = FakeApi::default();
     let state = AppState::new(Metrics::new(), clock::now);
     let (failed, (stop, mut stopped)) = (IntCounter::new("f", "f").unwrap(), watch::channel(false));
-    let mut election = Some(candidate(&api, "a"));
+    let election = candidate(&api, "a");
     let timing = Timing {
         retry: (Duration::from_millis(5), Duration::from_millis(5)),
         give_up_after: Duration::from_millis(200),
@@ -49,8 +54,7 @@ async fn a_leader_that_can_not_start_its_cloud_gives_the_lease_back_and_stands_b
         led.lock().unwrap().push((holder(&api), state.metrics.leader.get()));
         async { Err::<(), &str>("no region") }
     };
-    let candidacy =
-        Candidacy { timing, election: &mut election, state: &state, stopped: &mut stopped, failed: &failed };
+    let candidacy = Candidacy { timing, election: &election, state: &state, stopped: &mut stopped, failed: &failed };
     let other = async {
         while holder(&api).as_deref() != Some("a") {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -74,7 +78,7 @@ async fn a_replica_that_stood_back_connects_and_leads_again() {
     let api = FakeApi::default();
     let state = AppState::new(Metrics::new(), clock::now);
     let (failed, (_stop, mut stopped)) = (IntCounter::new("f", "f").unwrap(), watch::channel(false));
-    let mut election = Some(candidate(&api, "a"));
+    let election = candidate(&api, "a");
     let wait = Duration::from_millis(20);
     let timing = Timing { retry: (wait, wait), give_up_after: wait / 2, stand_back: wait };
     let connects = AtomicU64::new(0);
@@ -83,8 +87,7 @@ async fn a_replica_that_stood_back_connects_and_leads_again() {
         async move { Ok::<u64, &str>(connected) }
     };
     let start = |connected: u64| async move { if connected == 2 { Ok(connected) } else { Err("no region") } };
-    let candidacy =
-        Candidacy { timing, election: &mut election, state: &state, stopped: &mut stopped, failed: &failed };
+    let candidacy = Candidacy { timing, election: &election, state: &state, stopped: &mut stopped, failed: &failed };
     assert!(matches!(candidacy.lead_with(connect, start).await, Ok(Some(2))));
     assert_eq!((holder(&api).as_deref(), state.metrics.leader.get(), failed.get()), (Some("a"), 1, 2));
 }

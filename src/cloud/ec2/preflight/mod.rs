@@ -7,6 +7,7 @@ pub mod account;
 pub mod class;
 pub mod finding;
 pub mod launch;
+pub mod leases;
 pub mod queue;
 pub mod quotas;
 

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::cloud::offering_state;
 use crate::controllers::debug_state::snapshot::{ClusterCopy, MAX_ENTRIES, PendingPod, Process};
+use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::holds;
 use crate::model::labels;
 use crate::model::pause;
@@ -130,6 +131,7 @@ fn the_leader_shows_what_its_loops_decided() {
     copy.leader = Some(LeaderCopy {
         last_plan: Some(Arc::new(last_plan)),
         last_consolidation: Some(consolidation),
+        reported: Capped { items: vec![("node-8".into(), DisruptionReason::Drifted)], truncated: 0 },
         causes,
         pods_left_out: Capped { items: vec![("n".into(), Cause::PlannerPanic, at(130))], truncated: 4 },
         supply_left_out: Capped { items: vec![("node", "node-9".into(), at(140))], truncated: 0 },
@@ -163,6 +165,7 @@ fn the_leader_shows_what_its_loops_decided() {
             "last_consolidation": {"at": "1970-01-01T00:01:35Z", "waits": true, "candidates": 0, "verdicts": {"nominated": 2}, "chosen": 0,
                 "pods": 0, "plans": 0, "milliseconds": 0,
                 "usd_per_hour_saved": 0.25},
+            "would_disrupt": {"items": [{"nodeclaim": "node-8", "reason": "Drifted"}], "truncated": 0},
             "quarantined_pod_classes": {"items": [{"namespace": "n", "cause": "planner_panic", "until": "1970-01-01T00:02:10Z"}], "truncated": 4},
             "quarantined_supply": {"items": [{"kind": "node", "name": "node-9", "until": "1970-01-01T00:02:20Z"}], "truncated": 0},
             "caps": [{"action": "purchase", "per_minute": 1_000, "left": 998}],

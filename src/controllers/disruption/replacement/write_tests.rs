@@ -1,7 +1,9 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::model::labels;
+use crate::model::pause::Pause;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::World;
 use crate::test_support::kubernetes::{FakeApi, Fault};
@@ -32,7 +34,7 @@ fn add(world: &World, name: &str, pool: &str, condition: Option<&str>, cpu: &str
         status["conditions"].as_array_mut().unwrap().push(conditions_true(&[condition])[0].clone());
     }
     status["capacity"] = size.clone();
-    world.api.put(&claim(name, &json!({"metadata": meta, "status": status})));
+    world.api.put(&claim(name, &json!({"metadata": meta, "spec": {"expireAfter": "Never"}, "status": status})));
     let ready = json!({"capacity": size, "allocatable": size, "conditions": [{"type": "Ready", "status": "True"}]});
     let mut meta_of_node = meta;
     meta_of_node["uid"] = json!(format!("node-{name}"));
@@ -185,4 +187,48 @@ async fn f23_events_that_are_not_stored_delay_no_decision() {
     for _ in 0..2 {
         assert_eq!(replacement.pass(&ctx).await, 0);
     }
+}
+
+#[tokio::test]
+async fn disruption_that_is_only_reported_changes_nothing() {
+    let world = world(&["p", "q"], "100%");
+    add(&world, "drifted", "p", Some("Drifted"), "1500m");
+    add(&world, "light", "q", None, "100m");
+    add(&world, "other", "q", None, "1500m");
+    add(&world, "empty", "p", None, "100m");
+    let mut aged = claim("aged", &json!({}));
+    aged.metadata.creation_timestamp = Some(Time("2026-01-01T00:00:00Z".parse().unwrap()));
+    aged.spec.expire_after = Some("1h".to_owned());
+    world.api.put(&aged);
+    let ctx = world.context();
+    ctx.cluster.update(|state| {
+        state.delete_pod("n/on-empty", clock::now());
+        state.pause = Some(Pause::of(&[("disruption".to_owned(), "report".to_owned())].into()));
+    });
+    let mut replacement = Replacement::new(&ctx);
+    for _ in 0..2 {
+        assert_eq!(replacement.pass(&ctx).await, 0);
+    }
+    use DisruptionReason::{Drifted, Empty, Expired, Underutilized};
+    let expected = [("aged", Expired), ("drifted", Drifted), ("empty", Empty), ("light", Underutilized)];
+    assert_eq!(*lock(&ctx.reported), expected.map(|(claim, reason)| (claim.to_owned(), reason)).into());
+    let events = events(&world, 7).await;
+    assert_eq!(world.api.writes().len(), 0);
+    for (about, reason) in [
+        ("NodeClaim/aged", "Expired"),
+        ("NodeClaim/drifted", "Drifted"),
+        ("Node/drifted", "Drifted"),
+        ("Node/empty", "Empty"),
+        ("NodeClaim/light", "Underutilized"),
+    ] {
+        let of_it: Vec<&str> = events.lines().filter(|line| line.contains(about)).collect();
+        let expected = format!("node stays: disruption is only reported; it would be disrupted now as {reason}");
+        assert!(of_it.len() == 1 && of_it[0].contains(&expected), "{about}: {of_it:?}");
+    }
+    // The report ends with the pause.
+    ctx.cluster.update(|state| state.pause = Some(Pause::parse(Some("disruption"))));
+    assert_eq!(replacement.pass(&ctx).await, 0);
+    assert!(lock(&ctx.reported).is_empty() && world.api.writes().is_empty());
+    ctx.cluster.update(|state| state.pause = Some(Pause::default()));
+    assert_eq!(replacement.pass(&ctx).await, 2);
 }

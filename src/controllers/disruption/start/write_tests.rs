@@ -9,7 +9,7 @@ use crate::state::kinds::KINDS;
 use crate::sync::lock;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{claim, launched, node, node_pool};
+use crate::test_support::objects::{claim, launched, node, node_pool, pod};
 
 /// The NodePool `p` with this budget, its claims `c` and `other`, and their nodes x and y.
 fn world(budget: &str) -> World {
@@ -163,5 +163,22 @@ async fn a_node_that_is_left_out_of_plans_has_no_simulated_removal() {
     for (claim, complete) in [("c", false), ("other", true)] {
         let outcome = simulate(&ctx, &simulator, &[claim.to_owned()].into()).unwrap();
         assert_eq!(outcome.is_complete(), complete, "{claim}");
+    }
+}
+
+/// The choice of empty nodes took time.
+#[tokio::test]
+async fn a_node_that_pods_were_planned_on_since_the_choice_is_not_marked_as_empty() {
+    for (reason, expected) in [(DisruptionReason::Empty, &["other"][..]), (DisruptionReason::Drifted, &["c", "other"])]
+    {
+        let world = world("100%");
+        let pending = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
+        world.api.put(&pod("a", &json!({"status": {"conditions": [pending]}})));
+        let ctx = world.context();
+        let plan = json!({"metadata": {"annotations": {(labels::PLANNED_PODS): "[\"n/a\"]",
+            (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"}}});
+        ctx.patch_claim("c", &plan).await.unwrap();
+        assert_eq!(start_all(&ctx, both(), reason).await, expected.len());
+        assert_eq!(marked(&world), expected, "{}", reason.as_str());
     }
 }
