@@ -215,7 +215,7 @@ async fn disruption_that_is_only_reported_changes_nothing() {
     let events = events(&world, 7).await;
     assert_eq!(world.api.writes().len(), 0);
     for (about, reason) in [
-        ("NodeClaim/aged", "Expired"),
+        ("NodeClaim/aged", "expired"),
         ("NodeClaim/drifted", "Drifted"),
         ("Node/drifted", "Drifted"),
         ("Node/empty", "Empty"),
