@@ -436,8 +436,14 @@ class TestInACluster:
         kubeconfig = {"KUBECONFIG": str(control_plane.dir / "kubeconfig")}
         found = preflight.checks(status=0, **kubeconfig)
         assert by(found, "warning") == ABSENT | {"nodeclass"}
+        assert found["leader election"][0] == "ok"
         control_plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=20s")
         control_plane.apply(node_class("main"), node_class("other", role="nobody"))
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        lease = {"metadata": {"name": "karpenter-leader-election", "namespace": "kube-system"}, "spec": {"holderIdentity": "karpenter-1", "renewTime": now}}
+        control_plane.apply({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **lease})
         found = preflight.checks(status=1, **kubeconfig)
         assert by(found, "failed") == {"other: role"}
+        result, detail, fix = found["leader election"]
+        assert result == "warning" and "kube-system/karpenter-leader-election" in detail and "LEADER_ELECTION_NAMESPACE" in fix
         assert {f"main: {check}" for check in CLASS} <= by(found, "ok")

@@ -18,7 +18,7 @@ use crate::model::time::UnixMillis;
 const FITTED: [&str; 4] = ["cpu", "memory", "pods", "ephemeral-storage"];
 
 /// Writes launch groups on the claims of a plan made at `planned_at`, before they are created. Claims are equal if labels, user
-/// annotations, requirements, taints and node class are; requests may differ, because each admitted type satisfies them.
+/// annotations, requirements, maximum price, taints and node class are; requests may differ, because each admitted type satisfies them.
 pub fn mark(claims: &mut [NodeClaim], planned_at: UnixMillis) {
     let mut alike: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (index, claim) in claims.iter().enumerate() {
@@ -43,7 +43,8 @@ fn shape(claim: &NodeClaim) -> String {
     spec.resources.requests.retain(|name, _| !FITTED.contains(&name.as_str()));
     let users: BTreeMap<_, _> =
         claim.annotations().iter().filter(|(key, _)| !key.starts_with("stowage.dev/")).collect();
-    serde_json::json!([spec, claim.labels(), users]).to_string()
+    let max_price = claim.annotations().get(labels::MAX_PRICE);
+    serde_json::json!([spec, claim.labels(), users, max_price]).to_string()
 }
 
 #[cfg(test)]

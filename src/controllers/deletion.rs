@@ -19,6 +19,18 @@ pub async fn delete_claim(ctx: &Context, claim: &NodeClaim, reason: DisruptionRe
     Ok(())
 }
 
+/// [`delete_claim`] that fails with a conflict if the claim changed.
+pub async fn delete_unchanged_claim(
+    ctx: &Context,
+    claim: &NodeClaim,
+    reason: DisruptionReason,
+) -> Result<(), kube::Error> {
+    let only = Preconditions { uid: claim.uid(), resource_version: claim.resource_version() };
+    delete_if(ctx, claim, only).await?;
+    metrics::count_disrupted(ctx, claim, reason);
+    Ok(())
+}
+
 /// [`delete_claim`] that logs a failure: the caller tries again in its next pass. Returns whether it succeeded.
 pub async fn delete_claim_or_log(ctx: &Context, claim: &NodeClaim, reason: DisruptionReason) -> bool {
     let deleted = delete_claim(ctx, claim, reason).await;
@@ -30,8 +42,13 @@ pub async fn delete_claim_or_log(ctx: &Context, claim: &NodeClaim, reason: Disru
 
 /// Deletes a claim without counting a disruption. No error when it is gone already.
 pub async fn request_deletion(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {
+    delete_if(ctx, claim, Preconditions { uid: claim.uid(), resource_version: None }).await
+}
+
+async fn delete_if(ctx: &Context, claim: &NodeClaim, only: Preconditions) -> Result<(), kube::Error> {
     let api: Api<NodeClaim> = Api::all(ctx.client.clone());
-    let deleted = api.delete(&claim.name_any(), &with_uid(claim.uid())).await;
+    let options = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
+    let deleted = api.delete(&claim.name_any(), &options).await;
     ignore_not_found(deleted.map(|response| {
         if let Some(claim) = response.left() {
             ctx.cluster.update(|state| state.apply_claim(claim));

@@ -147,6 +147,9 @@ impl Candidate {
                     Ok(Outcome::Following | Outcome::Conflict) => {}
                     Err(error) => tracing::warn!(lease = self.name, %error, "failed to acquire lease, retrying"),
                 }
+            } else if let Err(error) = self.read().await {
+                // The lease of an earlier replica expires meanwhile.
+                tracing::warn!(lease = self.name, %error, "failed to read lease, retrying");
             }
             tokio::time::sleep(self.timing.period).await;
         }
@@ -235,10 +238,24 @@ impl Candidate {
         self.namespace.as_deref().map(|namespace| Api::namespaced(self.client.clone(), namespace))
     }
 
+    /// Reads the lease, and records since when it is unchanged.
+    async fn read(&mut self) -> Result<Option<Lease>, kube::Error> {
+        let Some(api) = self.leases() else { return Ok(None) };
+        let lease = api.get_opt(&self.name).await?;
+        if let Some(spec) = lease.as_ref().map(|lease| lease.spec.clone().unwrap_or_default()) {
+            self.transitions.set(spec.lease_transitions.unwrap_or(0).into());
+            let record = (spec.holder_identity, spec.renew_time.map(|time| time.0));
+            if self.observed.as_ref().is_none_or(|(holder, renewed, _)| (holder, renewed) != (&record.0, &record.1)) {
+                self.observed = Some((record.0, record.1, Instant::now()));
+            }
+        }
+        Ok(lease)
+    }
+
     /// Reads the lease, and writes it if it is held by this candidate, free, or expired.
     async fn attempt(&mut self) -> Result<Outcome, kube::Error> {
         let Some(api) = self.leases() else { return Ok(Outcome::Leading) };
-        let Some(mut lease) = api.get_opt(&self.name).await? else {
+        let Some(mut lease) = self.read().await? else {
             let lease = Lease {
                 metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
                 spec: Some(self.spec(0)),
@@ -250,13 +267,8 @@ impl Candidate {
             };
         };
         let spec = lease.spec.clone().unwrap_or_default();
-        self.transitions.set(spec.lease_transitions.unwrap_or(0).into());
-        let record = (spec.holder_identity.clone(), spec.renew_time.as_ref().map(|time| time.0));
-        if self.observed.as_ref().is_none_or(|(holder, renewed, _)| (holder, renewed) != (&record.0, &record.1)) {
-            self.observed = Some((record.0.clone(), record.1, Instant::now()));
-        }
-        let ours = record.0.as_deref() == Some(&self.identity);
-        let free = record.0.as_deref().is_none_or(str::is_empty);
+        let ours = spec.holder_identity.as_deref() == Some(&self.identity);
+        let free = spec.holder_identity.as_deref().is_none_or(str::is_empty);
         let expired = self.observed.as_ref().is_some_and(|(_, _, since)| since.elapsed() >= self.timing.duration);
         if !(ours || free || expired) {
             return Ok(Outcome::Following);

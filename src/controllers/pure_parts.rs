@@ -117,7 +117,7 @@ impl PureParts {
                 let is_blocked = |node: &str| budget_block(state, node).is_some();
                 let chosen = emptiness::choose(&candidates(state, &holds, &facts), &allowances, is_blocked, now);
                 let steps = self.marked.empty_steps(state, &holds, now);
-                chosen.len() + steps.len() + self.marked.abandoned(state, now).len()
+                chosen.len() + steps.len() + self.marked.strays(state, now).len()
             }
             "drift" => {
                 let catalog = |pool: &str| pools.iter().find(|ready| ready.pool.name_any() == pool);

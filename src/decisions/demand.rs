@@ -1,14 +1,11 @@
 //! Which pods need a node, and which NodePools may launch one.
 
-use std::cell::LazyCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use kube::ResourceExt;
 
-use crate::api::{NodePool, conditions};
-use crate::decisions::disruption::departure::abandon_after;
-use crate::decisions::disruption::late_nodes::waiting_for_late_nodes;
+use crate::api::{NodeClaim, NodePool, conditions};
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
@@ -29,8 +26,8 @@ pub fn may_launch(pool: &NodePool) -> bool {
 const UNATTEMPTED_PERIOD: Duration = Duration::from_secs(30);
 
 /// Pods that need a node.
-pub fn demand(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Demand {
-    Demand { pending: pending(state, holds), displaced: displaced(state, holds, now) }
+pub fn demand(state: &ClusterState, holds: &Holds) -> Demand {
+    Demand { pending: pending(state, holds), displaced: displaced(state, holds) }
 }
 
 /// New pods without a hold that the scheduler has not attempted yet: they are about to need room.
@@ -76,26 +73,27 @@ fn pending(state: &ClusterState, holds: &Holds) -> BTreeSet<String> {
     out
 }
 
-fn displaced(state: &ClusterState, holds: &Holds, now: UnixMillis) -> BTreeSet<String> {
+fn displaced(state: &ClusterState, holds: &Holds) -> BTreeSet<String> {
     let mut out = BTreeSet::new();
     let moved = moved_pods(holds);
-    let late = LazyCell::new(|| waiting_for_late_nodes(state, now));
-    for claim in state.claim_index.leaving.iter().filter_map(|name| state.claims.get(name)) {
+    let leaving = state.claim_index.leaving.iter().filter_map(|name| state.claims.get(name));
+    // A move has planned the pods of its sources itself, and is rolled back if one of them has no room any more.
+    let of_move = |claim: &NodeClaim| {
+        !claim.is_deleting() && DisruptionMark::of(claim).is_some_and(|mark| mark.deadline.is_none())
+    };
+    for claim in leaving.filter(|claim| !of_move(claim)) {
         let Some(node) = state.node_of(claim) else { continue };
         // A protected pod, or one whose eviction a PodDisruptionBudget refuses now, stays until then, unless the node has a deadline.
         // A node purchased for it would stay empty.
         let has_deadline = claim.spec.termination_grace_period.is_some()
             || claim.annotations().contains_key(labels::TERMINATION_TIMESTAMP)
             || claim.annotations().get(labels::DISRUPTING).is_some_and(|mark| !mark.ends_with('/'));
-        // No further node is purchased for a disruption that is given up if the first one does not start up in time.
-        let is_given_up = DisruptionMark::of(claim).is_some_and(|mark| abandon_after(mark.reason).is_some());
         for pod in state.pods_on(&node.name_any()).filter(|pod| pod.reschedulable()) {
             let key = pod.key();
             // A bare pod has no successor.
             let has_owner = pod.entry.as_ref().is_ok_and(|entry| entry.owner.is_some());
             let stays = || pod.do_not_disrupt || state.pod_budgets.block(pod).is_some();
-            let waits = || is_given_up && late.contains(&key);
-            if has_owner && !moved.contains(&*key) && (has_deadline || !stays()) && !waits() {
+            if has_owner && !moved.contains(&*key) && (has_deadline || !stays()) {
                 out.insert(key);
             }
         }
@@ -108,7 +106,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::state::node_state::BOOT_TIMEOUT;
     use crate::test_support::objects;
 
     /// The claim `c` with this metadata, and its node x.
@@ -147,7 +144,7 @@ mod tests {
                 "running",
                 &json!({"metadata": {"deletionTimestamp": deletion}, "spec": {"nodeName": "x"}}),
             );
-            let demand = demand(&state, &Holds::default(), UnixMillis(1));
+            let demand = demand(&state, &Holds::default());
             assert_eq!(demand.pending.contains("n/a"), pending, "{case}");
             assert!(demand.displaced.is_empty(), "{case}");
         }
@@ -158,25 +155,23 @@ mod tests {
         let mut state = state(&json!({}), &json!({}));
         put(&mut state, "a", &rejected(None));
         let holds = Holds { by_pod: [("n/a".to_owned(), "c".to_owned())].into(), ..Holds::default() };
-        assert!(demand(&state, &holds, UnixMillis(1)).pending.is_empty());
+        assert!(demand(&state, &holds).pending.is_empty());
     }
 
     #[test]
     fn b26_a_protected_or_blocked_pod_is_displaced_only_when_its_node_has_a_deadline() {
         let marked = |mark: &str| json!({"annotations": {(labels::DISRUPTING): mark}});
+        let draining = json!({"annotations": {(labels::DISRUPTING): "Drifted/"},
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["f"]});
         let deadline = "SpotInterruption/2026-01-01T00:02:00Z";
         let timestamp = json!({"annotations": {(labels::TERMINATION_TIMESTAMP): "2026-01-01T00:00:00Z"},
             "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["f"]});
         for (case, meta, spec, displaced) in [
             ("not leaving", json!({}), json!({}), &[][..]),
-            ("voluntary", marked("Drifted/"), json!({}), &["n/web"]),
+            ("voluntary: its move has planned them", marked("Drifted/"), json!({}), &[]),
+            ("voluntary, draining", draining, json!({}), &["n/web"]),
             ("interrupted", marked(deadline), json!({}), &["n/blocked", "n/protected", "n/web"]),
-            (
-                "voluntary, with a grace period",
-                marked("Drifted/"),
-                json!({"terminationGracePeriod": "1h"}),
-                &["n/blocked", "n/protected", "n/web"],
-            ),
+            ("voluntary, with a grace period", marked("Drifted/"), json!({"terminationGracePeriod": "1h"}), &[]),
             ("terminated", timestamp, json!({}), &["n/blocked", "n/protected", "n/web"]),
         ] {
             let mut state = state(&meta, &spec);
@@ -196,31 +191,8 @@ mod tests {
                     "annotations": {(labels::DO_NOT_DISRUPT): annotation}});
                 put(&mut state, name, &json!({"metadata": meta, "spec": {"nodeName": "x"}}));
             }
-            let demand = demand(&state, &Holds::default(), UnixMillis(1));
+            let demand = demand(&state, &Holds::default());
             assert_eq!(demand.displaced.iter().map(String::as_str).collect::<Vec<_>>(), displaced, "{case}");
-        }
-    }
-
-    #[test]
-    fn a_displaced_pod_gets_no_second_node_while_the_first_does_not_start_up() {
-        let plan = json!({(labels::PLANNED_PODS): "[\"n/web\"]",
-            (labels::PLANNED_OWNERS): "{\"n/web\":{\"uid\":\"r\",\"at_ms\":0}}"});
-        let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
-        for (case, mark, age, conditions, displaced) in [
-            ("the node starts up", Some("Drifted/"), BOOT_TIMEOUT / 2, &[][..], true),
-            ("it does not", Some("Drifted/"), BOOT_TIMEOUT, &[], false),
-            ("nor that of an underutilized one", Some("Underutilized/"), BOOT_TIMEOUT, &[], false),
-            ("it started up late", Some("Drifted/"), BOOT_TIMEOUT, &["Initialized"], true),
-            ("the disruption is not given up", Some("Expired/"), BOOT_TIMEOUT, &[], true),
-            ("it has a deadline", Some("SpotInterruption/2026-01-01T00:02:00Z"), BOOT_TIMEOUT, &[], true),
-        ] {
-            let mut state = state(&json!({"annotations": {(labels::DISRUPTING): mark}}), &json!({}));
-            put(&mut state, "web", &json!({"metadata": {"ownerReferences": [owner]}, "spec": {"nodeName": "x"}}));
-            let status = objects::launched("i-2", conditions);
-            state.apply_claim(objects::claim("late", &json!({"metadata": {"annotations": plan}, "status": status})));
-            let now = state.claims["late"].created_at() + age;
-            let found = demand(&state, &Holds::default(), now).displaced.len();
-            assert_eq!(found, usize::from(displaced), "{case}");
         }
     }
 

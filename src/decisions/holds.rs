@@ -9,6 +9,7 @@ use kube::ResourceExt;
 
 use crate::api::NodeClaim;
 use crate::model::labels;
+use crate::model::pod_class::PodClass;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::state::node_state::BOOT_TIMEOUT;
@@ -118,6 +119,7 @@ fn evaluate(
     let mut open = Displaced::new();
     let mut names: Vec<&String> = state.held_after(now).map(|(_, name)| name).collect();
     names.sort_unstable();
+    names.dedup();
     for name in names {
         let (Some(claim), Some(planned)) = (state.claims.get(name), state.planned.get(name)) else { continue };
         if claim.is_deleting()
@@ -127,10 +129,10 @@ fn evaluate(
         }
         let own = || {
             before(Step::Own, name);
-            own_holds(state, claim, planned)
+            own_holds(state, claim, planned, now)
         };
         let live = if is_left_out(name) {
-            named_holds(state, planned)
+            named_holds(state, planned, now)
         } else {
             match catch(own) {
                 Ok((live, displaced)) => {
@@ -141,7 +143,7 @@ fn evaluate(
                 }
                 Err(panic) => {
                     panics.push((name.clone(), panic));
-                    named_holds(state, planned)
+                    named_holds(state, planned, now)
                 }
             }
         };
@@ -286,32 +288,41 @@ fn own_holds<'a>(
     state: &ClusterState,
     claim: &NodeClaim,
     planned: &'a PlanRecord,
+    now: UnixMillis,
 ) -> (Vec<Hold>, Vec<(&'a String, &'a Owner)>) {
     let node = state.node_of(claim).map(|node| node.name_any());
     let (mut live, mut displaced) = (Vec::new(), Vec::new());
-    for key in &planned.pods {
+    for key in planned.pods.iter().filter(|key| planned.until(key) > now) {
+        let until = planned.until(key);
         let record = state.pods.get(key).filter(|record| record.active());
         match (record, planned.owners.get(key)) {
             (Some(record), owner) if record.node.is_none() && record.deleted_at.is_none() => {
-                live.push(hold(state, key, Some(key), owner, planned.hold_until));
+                live.push(hold(state, key, Some(key), owner, until));
             }
             // Bound to the planned node: the hold is over.
             (Some(record), _) if record.node.is_some() && record.node.as_deref() == node.as_deref() => {}
             // Still running on the node that it is displaced from.
             (Some(record), Some(owner)) if record.deleted_at.is_none() => {
-                live.push(hold(state, key, None, Some(owner), planned.hold_until));
+                live.push(hold(state, key, None, Some(owner), until));
             }
-            (_, Some(owner)) => displaced.push((key, owner)),
+            // A move keeps the room until its source is gone. Successors that came, and have ended since, need it no more.
+            (_, Some(owner)) if planned.hold_until > now || is_draining(state, owner) => displaced.push((key, owner)),
             _ => {}
         }
     }
     (live, displaced)
 }
 
+fn is_draining(state: &ClusterState, owner: &Owner) -> bool {
+    owner.source.as_ref().is_some_and(|claim| state.claims.contains_key(claim))
+}
+
 /// A hold for each waiting pod that a plan names, whatever else is known of it.
-fn named_holds(state: &ClusterState, planned: &PlanRecord) -> Vec<Hold> {
-    let waits = |key: &&String| state.pods.get(*key).is_some_and(|pod| pod.node.is_none() && pod.active());
-    planned.pods.iter().filter(waits).map(|key| hold(state, key, Some(key), None, planned.hold_until)).collect()
+fn named_holds(state: &ClusterState, planned: &PlanRecord, now: UnixMillis) -> Vec<Hold> {
+    let waits = |key: &&String| {
+        planned.until(key) > now && state.pods.get(*key).is_some_and(|pod| pod.node.is_none() && pod.active())
+    };
+    planned.pods.iter().filter(waits).map(|key| hold(state, key, Some(key), None, planned.until(key))).collect()
 }
 
 /// Assigns the room of displaced pods that are gone, on one NodeClaim, to new pods of the same controllers.
@@ -349,7 +360,7 @@ fn successors(
         let mut waiting = waiting.into_iter().map(|(.., key)| key);
         let elsewhere = strays.counts.get(&(name.clone(), key.clone())).copied().unwrap_or(0);
         for (original, owner) in originals.into_iter().skip(arrived + elsewhere) {
-            live.push(hold(state, original, waiting.next().as_ref(), Some(owner), planned.hold_until));
+            live.push(hold(state, original, waiting.next().as_ref(), Some(owner), planned.until(original)));
         }
     }
     live
@@ -358,32 +369,55 @@ fn successors(
 /// Drops the holds that no longer fit next to the pods bound to the node, such as those bound while the plan was computed. The
 /// pods of dropped holds are demand again.
 fn drop_overcommitted(state: &ClusterState, node: &Node, live: &mut Vec<Hold>) {
-    let Some(allocatable) = node.status.as_ref().and_then(|status| status.allocatable.as_ref()) else {
-        return;
-    };
-    let Ok(mut room) = Resources::from_map(allocatable) else {
-        return;
-    };
-    if room.cpu.0 == 0 || room.memory.0 == 0 || room.pods == 0 {
-        // The kubelet has not reported them yet.
-        return;
-    }
-    let requests = |pod: &PodRecord| pod.entry.as_ref().ok().map(|entry| Arc::clone(&entry.class));
-    for class in state.pods_on(&node.name_any()).filter(|pod| pod.active()).filter_map(requests) {
-        room.sub(&class.requests);
-    }
+    let Some(mut room) = free(state, node) else { return };
     live.retain(|hold| {
         let record = hold.pod.as_ref().and_then(|pod| state.pods.get(pod));
-        let Some(class) = record.and_then(requests) else {
+        let Some(class) = record.and_then(class_of) else {
             return true;
         };
         room.sub(&class.requests);
-        let fits = room.cpu.0 >= 0 && room.memory.0 >= 0 && room.pods >= 0;
+        let fits = is_enough(&room);
         if !fits {
             room.add(&class.requests);
         }
         fits
     });
+}
+
+/// What the bound pods leave free on a node. `None` if the kubelet has not reported its size yet.
+fn free(state: &ClusterState, node: &Node) -> Option<Resources> {
+    let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref())?;
+    let mut room = Resources::from_map(allocatable).ok()?;
+    if room.cpu.0 == 0 || room.memory.0 == 0 || room.pods == 0 {
+        return None;
+    }
+    let name = node.name_any();
+    let bound = state.pods_on(&name).filter(|pod| pod.active());
+    bound.filter_map(class_of).for_each(|class| room.sub(&class.requests));
+    Some(room)
+}
+
+fn is_enough(room: &Resources) -> bool {
+    room.cpu.0 >= 0 && room.memory.0 >= 0 && room.pods >= 0
+}
+
+fn class_of(pod: &PodRecord) -> Option<Arc<PodClass>> {
+    pod.entry.as_ref().ok().map(|entry| Arc::clone(&entry.class))
+}
+
+/// The first of these NodeClaims whose node has no room for all its holds, those of displaced pods that still run elsewhere included.
+pub fn overcommitted<'c>(
+    state: &ClusterState,
+    holds: &Holds,
+    mut claims: impl Iterator<Item = &'c String>,
+) -> Option<&'c String> {
+    claims.find(|claim| {
+        let node = state.claims.get(*claim).and_then(|claim| state.node_of(claim));
+        let Some(mut room) = node.and_then(|node| free(state, node)) else { return false };
+        let held = holds.by_claim.get(*claim).into_iter().flatten();
+        held.filter_map(|hold| hold.class.as_ref()).for_each(|class| room.sub(&class.requests));
+        !is_enough(&room)
+    })
 }
 
 fn hold(
@@ -394,7 +428,6 @@ fn hold(
     expires_at: UnixMillis,
 ) -> Hold {
     let owner = owner.map(|owner| owner.uid.clone());
-    let class_of = |pod: &PodRecord| pod.entry.as_ref().ok().map(|entry| Arc::clone(&entry.class));
     let own = state.pods.get(pod.unwrap_or(original)).and_then(class_of);
     // Until a displaced pod that is gone has a successor, another pod of its controller represents it.
     let of_another = || {

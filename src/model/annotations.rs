@@ -51,8 +51,8 @@ pub const ENTRIES: &[Entry] = &[
         labels::PLANNED_OWNERS,
         "NodeClaim",
         STOWAGE,
-        "for displaced pods: the `uid` of the controller and the time of the plan (`at_ms`), by pod. A successor pod takes the \
-         reserved room",
+        "for displaced pods: the `uid` of the controller and the time of the plan (`at_ms`), by pod, and for pods of a move the NodeClaim that they leave (`source`), until whose \
+         end, and until which time at most (`until_ms`), room is kept. A successor pod takes the reserved room",
     ),
     entry(
         Form::Annotation,
@@ -73,7 +73,7 @@ pub const ENTRIES: &[Entry] = &[
         labels::MAX_PRICE,
         "NodeClaim",
         STOWAGE,
-        "the most that the instance may cost, in USD per hour: 120 % of the planned price of a spot node; absent or unreadable means no limit",
+        "the most that the instance may cost, in USD per hour: 120 % of the planned price of a spot node, and of a replacement not more than its move allows; absent or unreadable means no limit",
     ),
     entry(
         Form::Annotation,
@@ -81,6 +81,14 @@ pub const ENTRIES: &[Entry] = &[
         "NodeClaim",
         STOWAGE,
         "`id/size` of the group of equal NodeClaims that share a CreateFleet call; absent on a NodeClaim that is alone",
+    ),
+    entry(
+        Form::Annotation,
+        labels::MOVE,
+        "NodeClaim",
+        STOWAGE,
+        "the move that the node is a source of: `id`, when it began (`at`) and is given up (`give_up`), the NodeClaims of all its `sources`, and \
+         what it saves (`usd_per_hour`)",
     ),
     entry(
         Form::Annotation,

@@ -137,7 +137,7 @@ pub const CLUSTER_NAME_TAGGED: &str = "compatibility.karpenter.k8s.aws/cluster-n
 pub const INSTANCE_PROFILE_NAME: &str = "karpenter.k8s.aws/instance-profile-name";
 /// Pods that a NodeClaim was purchased for: a JSON list of `namespace/name`.
 pub const PLANNED_PODS: &str = "stowage.dev/planned-pods";
-/// Owner by pod, for the planned pods that were displaced from another node: a JSON object of `{"uid", "at_ms"}`.
+/// Owner by pod, for the planned pods that were displaced from another node: a JSON object of `{"uid", "at_ms", "until_ms", "source"}`.
 pub const PLANNED_OWNERS: &str = "stowage.dev/planned-owners";
 /// The offering that the plan assumed: `type/zone/capacity-type`.
 pub const PLANNED_OFFERING: &str = "stowage.dev/planned-offering";
@@ -147,6 +147,8 @@ pub const MAX_PRICE: &str = "stowage.dev/max-price";
 pub const LAUNCH_GROUP: &str = "stowage.dev/launch-group";
 /// Why a NodeClaim is being disrupted, and the deadline: `reason/RFC 3339`.
 pub const DISRUPTING: &str = "stowage.dev/disrupting";
+/// The move that a NodeClaim is a source of, a JSON object of `{"id", "at", "give_up", "sources", "usd_per_hour"}`.
+pub const MOVE: &str = "stowage.dev/move";
 /// On a Node: time at which a hold on it last ended. The watch event makes kube-scheduler retry pods that only holds prevented.
 pub const HOLD_RELEASED: &str = "stowage.dev/hold-released";
 /// Time at which the holds of [`PLANNED_PODS`] end, RFC 3339.

@@ -18,7 +18,7 @@ pub struct PlanIndex {
 impl PlanIndex {
     /// Adds the plan of a claim that is not in the index.
     pub fn add(&mut self, claim: &str, plan: &PlanRecord) {
-        let entry = || (plan.hold_until, claim.to_owned());
+        let entry = || (plan.ends(), claim.to_owned());
         for pod in &plan.pods {
             self.by_pod.entry(pod.clone()).or_default().insert(entry());
         }
@@ -29,7 +29,7 @@ impl PlanIndex {
 
     /// Removes the plan of a claim; `plan` must be equal to the plan that was added.
     pub fn remove(&mut self, claim: &str, plan: &PlanRecord) {
-        let entry = (plan.hold_until, claim.to_owned());
+        let entry = (plan.ends(), claim.to_owned());
         for pod in &plan.pods {
             remove(&mut self.by_pod, pod, &entry);
         }

@@ -45,6 +45,34 @@ pub struct Owner {
     /// When the displacement was planned: pods created earlier are not successors.
     #[serde(rename = "at_ms")]
     pub planned_at: UnixMillis,
+    /// Until when room is kept at least, if that is longer than [`PlanRecord::hold_until`], while the pod runs or its NodeClaim is there: the time
+    /// at which its move is given up.
+    #[serde(rename = "until_ms", default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<UnixMillis>,
+    /// NodeClaim that the pod is moved from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+}
+
+/// What the owners of pods that a move plans have in addition.
+#[derive(Clone, Debug, Default)]
+pub struct MoveTerms {
+    /// When the move is given up.
+    pub until: UnixMillis,
+    /// NodeClaim by pod.
+    pub sources: BTreeMap<Arc<str>, String>,
+}
+
+impl Owner {
+    /// The controller of a displaced pod, which a move plans if there are terms.
+    pub fn of(uid: &str, pod: &str, planned_at: UnixMillis, terms: Option<&MoveTerms>) -> Self {
+        Self {
+            uid: uid.to_owned(),
+            planned_at,
+            until: terms.map(|terms| terms.until),
+            source: terms.and_then(|terms| terms.sources.get(pod).cloned()),
+        }
+    }
 }
 
 /// The plan that a NodeClaim carries.
@@ -54,7 +82,7 @@ pub struct PlanRecord {
     pub pods: Vec<String>,
     /// Owner by pod, for pods displaced from another node.
     pub owners: BTreeMap<String, Owner>,
-    /// End of the holds; the epoch when absent or unreadable, so that an unbounded hold is no hold.
+    /// End of the holds that have no later end of their own; the epoch when absent or unreadable, so that an unbounded hold is no hold.
     pub hold_until: UnixMillis,
 }
 
@@ -67,6 +95,17 @@ impl PlanRecord {
             owners: serde_json::from_str(annotation(labels::PLANNED_OWNERS)).unwrap_or_default(),
             hold_until: UnixMillis::parse_rfc3339(annotation(labels::HOLD_UNTIL)).unwrap_or_default(),
         }
+    }
+
+    /// When the last hold ends.
+    pub fn ends(&self) -> UnixMillis {
+        self.owners.values().filter_map(|owner| owner.until).fold(self.hold_until, UnixMillis::max)
+    }
+
+    /// When the hold of a pod ends.
+    pub fn until(&self, pod: &str) -> UnixMillis {
+        let own = self.owners.get(pod).and_then(|owner| owner.until);
+        own.map_or(self.hold_until, |until| until.max(self.hold_until))
     }
 
     /// The annotations.

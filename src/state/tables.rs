@@ -111,7 +111,7 @@ impl ClusterState {
         self.observed_at
     }
 
-    /// NodeClaims whose holds end after `now`, with the end.
+    /// NodeClaims with holds that end after `now`, with the end; twice where holds have different ends.
     pub fn held_after(&self, now: UnixMillis) -> impl Iterator<Item = &(UnixMillis, String)> {
         self.held_until.range((UnixMillis(now.0.saturating_add(1)), String::new())..)
     }
@@ -268,7 +268,7 @@ impl ClusterState {
 
     /// Whether a NodeClaim may hold room.
     fn may_hold(&self, claim: &str) -> bool {
-        self.planned.get(claim).is_some_and(|plan| !plan.pods.is_empty() && plan.hold_until > self.observed_at)
+        self.planned.get(claim).is_some_and(|plan| !plan.pods.is_empty() && plan.ends() > self.observed_at)
     }
 
     /// Records a change of a NodeClaim or of its node that may affect the live holds.
@@ -394,7 +394,7 @@ impl ClusterState {
         self.drop_claim(&name);
         let planned = PlanRecord::of(&claim);
         if !planned.pods.is_empty() {
-            self.held_until.insert((planned.hold_until, name.clone()));
+            self.held_until.extend([planned.hold_until, planned.ends()].map(|until| (until, name.clone())));
         }
         self.plan_index.add(&name, &planned);
         self.planned.insert(name.clone(), planned);
@@ -414,7 +414,9 @@ impl ClusterState {
         let claim = self.claims.remove(name)?;
         if let Some(planned) = self.planned.remove(name) {
             self.plan_index.remove(name, &planned);
-            self.held_until.remove(&(planned.hold_until, name.to_owned()));
+            for until in [planned.hold_until, planned.ends()] {
+                self.held_until.remove(&(until, name.to_owned()));
+            }
         }
         if let Some(node) = self.node_of(&claim).map(|node| node.name_any()) {
             self.node_changes.record(&node);

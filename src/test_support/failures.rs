@@ -322,10 +322,18 @@ fn without_times(value: &Value) -> Value {
     }
 }
 
-/// A text with every time of this century replaced by `TIME`. Times of earlier years are constants of the tests.
+/// A text with every time of this century replaced by `TIME`, and every number of 13 digits by `MILLIS`. Times of earlier years are constants of
+/// the tests.
 fn strip_times(text: &str) -> String {
     let mut out = String::new();
-    let mut rest = text;
+    let digits = text.split_inclusive(|c: char| !c.is_ascii_digit());
+    let without_millis: String = digits
+        .map(|part| {
+            let number = part.trim_end_matches(|c: char| !c.is_ascii_digit());
+            if number.len() == 13 { format!("MILLIS{}", &part[number.len()..]) } else { part.to_owned() }
+        })
+        .collect();
+    let mut rest = &*without_millis;
     while let Some(at) = rest.find("20") {
         let end = rest[at..].find('Z').map(|length| at + length + 1);
         if let Some(end) = end.filter(|end| rest[at..*end].parse::<Timestamp>().is_ok()) {

@@ -3,6 +3,7 @@
 
 pub mod cloud;
 mod cluster_state;
+pub(crate) mod consolidation_world;
 pub mod failures;
 pub mod fake_aws;
 mod fuzz;

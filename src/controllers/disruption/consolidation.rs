@@ -1,36 +1,38 @@
 //! Chooses the nodes to consolidate: a search over simulated removals, on a blocking thread.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
-use crate::controllers::disruption::simulate::{plan_present, simulate, simulator};
+use crate::controllers::disruption::simulate::{plan_moves, plan_present, simulate, simulator};
 use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::candidates::blocked_by_budgets;
 use crate::decisions::disruption::consolidation::{Consolidation, Decision, Memory, Request};
+use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::disruption::simulate::Simulator;
 use crate::decisions::disruption::verdicts::{Reports, Verdict};
 use crate::decisions::last_decisions::LastConsolidation;
 use crate::model::events;
 use crate::model::time::UnixMillis;
+use crate::planner::Effort;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::lock;
 
 /// After this time nothing more is simulated: the best set so far is removed.
 const MAX_TIME: Duration = Duration::from_secs(30);
 
-/// Claims whose nodes are to be removed together: the pods of each fit on the others, or on new nodes that cost less than the
-/// removed ones.
+/// Moves whose sources are to be removed: their pods fit on other nodes, or on new nodes that cost less than the removed ones.
 pub async fn choose(
     memory: &mut Memory,
     reports: &mut Reports,
     ctx: &Arc<Context>,
     pools: &Arc<Vec<ReadyPool>>,
     queue: &EventQueue,
-) -> Vec<String> {
+) -> Vec<Move> {
     let (now, begin) = (clock::now(), Instant::now());
     let most = ctx.admissible(Capped::Disruption);
     let consolidation = {
@@ -43,8 +45,8 @@ pub async fn choose(
     report_errors(ctx, queue, &consolidation.errors);
     let waits = consolidation.waits(memory, now);
     let consolidation = Arc::new(consolidation);
-    let decision =
-        if waits { Decision::default() } else { decide(ctx, pools, memory, Arc::clone(&consolidation), now).await };
+    let (decision, moves) =
+        if waits { Default::default() } else { decide(ctx, pools, memory, Arc::clone(&consolidation), now).await };
     let verdicts = consolidation.verdicts(memory, &decision.claims);
     report_verdicts(ctx, reports, queue, &verdicts, now);
     let verdicts = count_by_kind(ctx, &verdicts);
@@ -60,7 +62,7 @@ pub async fn choose(
         ..LastConsolidation::at(now)
     });
     log(candidates, &decision, begin.elapsed());
-    decision.claims
+    moves
 }
 
 /// One line for each decision that made plans: where nothing is chosen, a busy cluster would write too many for the default level.
@@ -132,22 +134,24 @@ async fn decide(
     memory: &mut Memory,
     consolidation: Arc<Consolidation>,
     now: UnixMillis,
-) -> Decision {
+) -> (Decision, Vec<Move>) {
     if consolidation.is_decided(memory, now) {
-        return Decision::default();
+        return Default::default();
     }
     let mut simulator = simulator(ctx, pools, consolidation.claims_of_candidates(), now);
     let (ctx, mut known) = (Arc::clone(ctx), std::mem::take(memory));
     let search = move || {
         let begin = Instant::now();
         if plan_present(&ctx, &mut simulator).is_none() {
-            return (known, Decision::default());
+            return (known, Default::default());
         }
         let simulate = |without: &_| {
             if begin.elapsed() > MAX_TIME { None } else { simulate(&ctx, &simulator, without) }
         };
-        let decision = consolidation.decide(&mut known, simulator.waiting_pods(), simulate, now);
-        (known, decision)
+        let mut decision = consolidation.decide(&mut known, simulator.waiting_pods(), simulate, now);
+        let moves = moves(&ctx, &consolidation, &simulator, &decision.claims);
+        decision.claims.retain(|claim| moves.iter().any(|one| one.sources.contains_key(claim)));
+        (known, (decision, moves))
     };
     // The search does not panic: each plan is isolated. If it did, the memory would be lost, which costs repeated attempts.
     match tokio::task::spawn_blocking(search).await {
@@ -157,9 +161,23 @@ async fn decide(
         }
         Err(error) => {
             tracing::error!(%error, "consolidation panicked, nothing is consolidated");
-            Decision::default()
+            Default::default()
         }
     }
+}
+
+/// The moves of a decision: by a better plan than those that were compared, unless it is worse.
+fn moves(ctx: &Context, consolidation: &Consolidation, simulator: &Simulator, claims: &[String]) -> Vec<Move> {
+    let without: BTreeSet<String> = claims.iter().cloned().collect();
+    let planned = |effort| {
+        let (outcome, moves) = plan_moves(ctx, simulator, &without, effort)?;
+        let priced = if outcome.obstacles.is_empty() { consolidation.priced(moves) } else { Vec::new() };
+        Some(priced).filter(|priced| !priced.is_empty())
+    };
+    if claims.is_empty() {
+        return Vec::new();
+    }
+    planned(Effort::Normal).or_else(|| planned(Effort::Quick)).unwrap_or_default()
 }
 
 /// Reports the annotations of NodePools that are invalid.

@@ -7,22 +7,25 @@ use tokio::task::spawn_blocking;
 use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::blocked::report_blocked;
-use crate::controllers::disruption::simulate::{plan_present, simulate, simulator};
+use crate::controllers::disruption::simulate::{plan_moves, plan_present, simulate, simulator};
 use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::drift_order::DriftedNode;
 use crate::decisions::disruption::drift_replacement::{DriftAttempt, DriftReplacement};
+use crate::decisions::disruption::moves::Move;
+use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::disruption::simulate::{Outcome, Simulator};
 use crate::model::time::UnixMillis;
+use crate::planner::Effort;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::heartbeat;
 
-/// Claims whose nodes are to be replaced now, within the budgets of their pools.
+/// Moves whose sources are to be replaced now, within the budgets of their pools.
 pub async fn choose(
     replacement: &mut DriftReplacement,
     ctx: &Arc<Context>,
     pools: &Arc<Vec<ReadyPool>>,
     queue: &EventQueue,
-) -> Vec<String> {
+) -> Vec<Move> {
     let now = clock::now();
     let mut pass = {
         let state = ctx.cluster.read();
@@ -62,7 +65,22 @@ pub async fn choose(
         }
     }
     report_blocked(ctx, queue, &blocked);
-    pass.finish()
+    let chosen = pass.finish();
+    if chosen.is_empty() {
+        return Vec::new();
+    }
+    if prepared.is_none() {
+        prepared = prepare(ctx, pools, &order, now).await;
+    }
+    let Some(simulator) = prepared else { return Vec::new() };
+    let ctx = Arc::clone(ctx);
+    let moves = spawn_blocking(move || {
+        let (outcome, mut moves) = plan_moves(&ctx, &simulator, &chosen, Effort::Quick)?;
+        let stays = |claim: &String| outcome.obstacles.get(claim).is_some_and(Obstacle::concerns_drift);
+        moves.retain(|one| !one.sources.keys().any(stays));
+        Some(moves)
+    });
+    moves.await.ok().flatten().unwrap_or_default()
 }
 
 /// What simulates the removal of these nodes. `None` when the planner panicked.

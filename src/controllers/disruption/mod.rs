@@ -1,11 +1,13 @@
 //! Voluntary disruption: empty, drifted and underutilized nodes; and the mark and taint of every disruption.
 
+pub mod advance;
 pub mod blocked;
 pub mod consolidation;
 pub mod drift_replacement;
 pub mod mark;
 pub mod replacement;
 pub mod report_only;
+pub mod roll_back;
 pub mod run;
 pub mod simulate;
 pub mod start;

@@ -8,12 +8,13 @@ use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::report_only::ReportOnly;
 use crate::controllers::disruption::run::choose_empty;
-use crate::controllers::disruption::start::start_all;
+use crate::controllers::disruption::start::begin;
 use crate::controllers::disruption::{consolidation, drift_replacement};
 use crate::controllers::event_queue::EventQueue;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::disruption::consolidation::Memory;
 use crate::decisions::disruption::drift_replacement::DriftReplacement;
+use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::verdicts::Reports;
 use crate::decisions::staleness::Removal;
@@ -80,18 +81,24 @@ impl Replacement {
             return 0;
         }
         let pools = Arc::new(ctx.ready_pools());
-        let drifted = drift_replacement::choose(&mut self.drift, ctx, &pools, &self.queue).await;
-        let replaced = if pause.report { 0 } else { start_all(ctx, drifted.clone(), DisruptionReason::Drifted).await };
+        let mut drifted = drift_replacement::choose(&mut self.drift, ctx, &pools, &self.queue).await;
+        let replaced = if pause.report {
+            0
+        } else {
+            begin(ctx, &pools, std::mem::take(&mut drifted), DisruptionReason::Drifted).await
+        };
         consolidation::report_budgets(ctx, &self.queue, now);
         let (memory, reports) = (&mut self.consolidation, &mut self.reports);
         let chosen = consolidation::choose(memory, reports, ctx, &pools, &self.queue).await;
         if pause.report {
             let empty = (DisruptionReason::Empty, choose_empty(ctx, &pools, now));
-            let chosen = [empty, (DisruptionReason::Drifted, drifted), (DisruptionReason::Underutilized, chosen)];
+            let claims = |moves: &[Move]| moves.iter().flat_map(|one| one.sources.keys()).cloned().collect();
+            let drifted = (DisruptionReason::Drifted, claims(&drifted));
+            let chosen = [empty, drifted, (DisruptionReason::Underutilized, claims(&chosen))];
             self.report_only.report(ctx, &pools, &self.queue, chosen, now);
             return 0;
         }
-        replaced + start_all(ctx, chosen, DisruptionReason::Underutilized).await
+        replaced + begin(ctx, &pools, chosen, DisruptionReason::Underutilized).await
     }
 }
 

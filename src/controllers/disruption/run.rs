@@ -1,7 +1,7 @@
 //! Empty nodes, and nodes that are marked for any voluntary disruption.
 //!
 //! Every node is marked and tainted first. An empty node is re-validated after a settling period, then deleted or unmarked. A node
-//! with pods is deleted when its pods' replacements are ready ([`crate::controllers::interruption::departure`]).
+//! with pods is deleted when its pods have room elsewhere ([`crate::controllers::disruption::advance`]).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::clock;
 use crate::controllers::context::{Context, is_conflict};
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::unmark;
-use crate::controllers::disruption::start::{CONCURRENCY, start_all};
+use crate::controllers::disruption::start::{CONCURRENCY, start_empty};
 use crate::controllers::disruption::taint::taint;
 use crate::decisions::disruption::blockers::budget_block;
 use crate::decisions::disruption::candidates::{allowances, candidates};
@@ -25,7 +25,7 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::staleness::Removal;
 use crate::model::time::UnixMillis;
 use crate::state::instance_types::ReadyPool;
-use crate::sync::{heartbeat, lock};
+use crate::sync::heartbeat;
 
 /// How often empty nodes are evaluated.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -53,7 +53,7 @@ impl Disruption {
         self.remove_empty(ctx, now).await;
     }
 
-    /// One pass for empty nodes and abandoned replacements.
+    /// One pass for empty nodes, and marks and taints that nothing stands behind.
     async fn remove_empty(&mut self, ctx: &Context, now: UnixMillis) {
         let chosen = choose_empty(ctx, &ctx.ready_pools(), now);
         let steps = {
@@ -61,17 +61,16 @@ impl Disruption {
             self.marked.empty_steps(&state, &ctx.derived.holds(&state, now), now)
         };
         stream::iter(steps).for_each_concurrent(CONCURRENCY, |(claim, step)| take_step(ctx, claim, step)).await;
-        let abandoned = self.marked.abandoned(&ctx.cluster.read(), now);
-        for claim in &abandoned {
-            lock(&ctx.abandoned).insert(claim.name_any());
-            cancel(ctx, claim, "its pods found no other node in time").await;
+        let strays = self.marked.strays(&ctx.cluster.read(), now);
+        for claim in &strays {
+            cancel(ctx, claim, "nothing stands behind its mark or the taint of its node").await;
         }
-        // After the abandoned ones: their mark may remain where only the taint could be removed.
-        let abandoned: BTreeSet<String> = abandoned.iter().map(|claim| claim.name_any()).collect();
+        // After the strays: their mark may remain where only the taint could be removed.
+        let strays: BTreeSet<String> = strays.iter().map(|claim| claim.name_any()).collect();
         let mut untainted = MarkedNodes::untainted(&ctx.cluster.read());
-        untainted.retain(|claim| !abandoned.contains(&claim.name_any()));
+        untainted.retain(|claim| !strays.contains(&claim.name_any()));
         stream::iter(untainted).for_each_concurrent(CONCURRENCY, |claim| retaint(ctx, claim)).await;
-        start_all(ctx, chosen, DisruptionReason::Empty).await;
+        start_empty(ctx, chosen).await;
     }
 }
 

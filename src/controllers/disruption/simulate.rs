@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::controllers::context::Context;
 use crate::controllers::provisioning::isolation::generation;
+use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::simulate::{Outcome, Simulator};
 use crate::model::time::UnixMillis;
 use crate::planner::Effort;
@@ -42,6 +43,16 @@ pub fn plan_present(ctx: &Context, simulator: &mut Simulator) -> Option<()> {
 /// Simulates the removal of the nodes of the claims `without`. Takes as long as the planner does. `None` when the planner panicked.
 pub fn simulate(ctx: &Context, simulator: &Simulator, without: &BTreeSet<String>) -> Option<Outcome> {
     caught(ctx, without, || simulator.simulate(without, EFFORT))
+}
+
+/// Plans the removal of the nodes of these claims, as moves. Takes as long as the planner does. `None` when the planner panicked.
+pub fn plan_moves(
+    ctx: &Context,
+    simulator: &Simulator,
+    without: &BTreeSet<String>,
+    effort: Effort,
+) -> Option<(Outcome, Vec<Move>)> {
+    caught(ctx, without, || simulator.moves(without, effort))
 }
 
 fn caught<T>(ctx: &Context, without: &BTreeSet<String>, plan: impl FnOnce() -> T) -> Option<T> {

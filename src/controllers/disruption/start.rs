@@ -1,5 +1,6 @@
-//! Begins the disruption of chosen nodes: the last look at the present state, the mark, and the taint.
+//! Begins the disruption of chosen nodes: the last look at the present state, the new places of the pods, the mark, and the taint.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::{StreamExt, stream};
@@ -8,58 +9,132 @@ use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::mark::mark;
+use crate::controllers::disruption::roll_back::release;
+use crate::controllers::provisioning::plan_writer::PlanWriter;
 use crate::decisions::disruption::candidates::pods_to_reschedule;
-use crate::decisions::disruption::ledger::admitted;
+use crate::decisions::disruption::ledger::{admitted, admitted_moves};
 use crate::decisions::disruption::mark::DisruptionMark;
+use crate::decisions::disruption::move_record::MoveRecord;
+use crate::decisions::disruption::moves::Move;
+use crate::decisions::disruption::progress::give_up_after;
 use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::holds::overcommitted;
 use crate::decisions::staleness::Removal;
 use crate::model::events;
+use crate::state::instance_types::ReadyPool;
 use crate::state::object_ext::ObjectExt;
+use crate::state::plan_record::MoveTerms;
+use crate::sync::lock;
 
 /// Claims that are written concurrently.
 pub const CONCURRENCY: usize = 16;
 
-/// Marks and taints the nodes of chosen claims, as far as the emergency stop, the budgets and the cap per minute still allow it: a choice takes
-/// time. Underutilized nodes were chosen together, and are disrupted together or not at all. Returns the number of nodes.
-pub async fn start_all(ctx: &Context, chosen: Vec<String>, reason: DisruptionReason) -> usize {
+/// Marks and taints empty nodes that were chosen, as far as the emergency stop, the budgets and the cap per minute still allow it, and no pod was
+/// planned on them: a choice takes time.
+pub async fn start_empty(ctx: &Context, chosen: Vec<String>) {
     if chosen.is_empty() {
-        return 0;
+        return;
     }
     // The next choice sees these marks.
     let _one_at_a_time = ctx.disrupting.lock().await;
     if ctx.pause().disruption || ctx.is_stale(Removal::Disruption) {
-        return 0;
+        return;
     }
-    let mut claims = admitted(&ctx.cluster.read(), &chosen, reason, clock::now());
-    claims.retain(|claim| !ctx.is_left_out_of_plans(claim));
-    if reason == DisruptionReason::Empty {
-        // The provisioner may have planned pods on them since the choice.
-        let state = ctx.cluster.read();
-        let holds = ctx.derived.holds(&state, clock::now());
+    let mut claims = {
+        let (state, now) = (ctx.cluster.read(), clock::now());
+        let holds = ctx.derived.holds(&state, now);
+        let mut claims = admitted(&state, &chosen, DisruptionReason::Empty, now);
         claims
             .retain(|name| state.claims.get(name).is_some_and(|claim| pods_to_reschedule(&state, &holds, claim) == 0));
-    }
-    if reason == DisruptionReason::Underutilized {
-        let admissible = ctx.admissible(Capped::Disruption);
-        if claims.len() < chosen.len() || admissible < chosen.len() {
-            tracing::info!(chosen = chosen.len(), admitted = claims.len(), "chosen nodes changed, deciding again");
-            return 0;
-        }
-    }
+        claims
+    };
+    claims.retain(|claim| !ctx.is_left_out_of_plans(claim));
     claims.truncate(ctx.admit(Capped::Disruption, claims.len()).await);
-    let count = claims.len();
-    stream::iter(claims).for_each_concurrent(CONCURRENCY, |name| start(ctx, name, reason)).await;
-    count
+    let reason = DisruptionReason::Empty;
+    stream::iter(claims).for_each_concurrent(CONCURRENCY, |name| start(ctx, name, reason, None)).await;
 }
 
-pub(super) async fn start(ctx: &Context, name: String, reason: DisruptionReason) {
+/// Begins moves: their new nodes and the room for their pods are written before any source is marked. Each as a whole, as far as the emergency
+/// stop, the budgets and the cap per minute still allow it, and its sources are as they were: a choice takes time. Returns the number of sources.
+pub async fn begin(ctx: &Context, pools: &[ReadyPool], moves: Vec<Move>, reason: DisruptionReason) -> usize {
+    if moves.is_empty() {
+        return 0;
+    }
+    let _one_at_a_time = ctx.disrupting.lock().await;
+    if ctx.pause().disruption || ctx.is_stale(Removal::Disruption) {
+        return 0;
+    }
+    let chosen = moves.len();
+    let mut admitted = {
+        let state = ctx.cluster.read();
+        admitted_moves(&state, &ctx.derived.facts(&state, pools), moves, reason, clock::now())
+    };
+    admitted.retain(|one| !one.sources.keys().any(|claim| ctx.is_left_out_of_plans(claim)));
+    let mut due = Vec::new();
+    for one in admitted {
+        let sources = one.sources.len();
+        if ctx.admissible(Capped::Disruption) >= sources && ctx.admit(Capped::Disruption, sources).await == sources {
+            due.push(one);
+        }
+    }
+    if due.len() < chosen {
+        tracing::info!(chosen, admitted = due.len(), "chosen nodes changed, deciding again");
+    }
+    let begun = stream::iter(due).map(|one| begin_one(ctx, pools, one, reason)).buffer_unordered(CONCURRENCY);
+    begun.fold(0, |sum, sources| async move { sum + sources }).await
+}
+
+/// Begins a move, or takes back what was written of it. Returns the number of its sources.
+async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: DisruptionReason) -> usize {
+    let now = clock::now();
+    let record = MoveRecord {
+        id: format!("{}/{}", one.sources.keys().next().map_or("", String::as_str), now.rfc3339()),
+        at: now,
+        give_up: now + give_up_after(reason),
+        sources: one.sources.keys().cloned().collect(),
+        usd_per_hour: one.saving.usd(),
+    };
+    let terms = MoveTerms { until: record.give_up, sources: one.claims_by_pod() };
+    let writer = PlanWriter { ctx, pools, snapshot: &one.snapshot, plan: &one.plan, of_move: Some(terms) };
+    let written = writer.write(&BTreeMap::new()).await;
+    let pods = one.pods();
+    let missing = pods.iter().find(|pod| !written.served.contains(**pod));
+    let obstacle = missing.map(|pod| format!("no room could be reserved for pod {pod}")).or_else(|| {
+        let state = ctx.cluster.read();
+        let full = overcommitted(&state, &ctx.derived.holds(&state, clock::now()), one.targets())?;
+        Some(format!("other pods took the room on the node of {full}"))
+    });
+    if let Some(why) = obstacle {
+        tracing::info!(sources = ?record.sources, why, "move dropped before any node was marked");
+        release(ctx, &pods).await;
+        // What the API server rejects, it would reject again.
+        if missing.is_some() {
+            lock(&ctx.abandoned).extend(record.sources);
+        }
+        return 0;
+    }
+    let marks = stream::iter(record.sources.clone());
+    marks.for_each_concurrent(CONCURRENCY, |name| start(ctx, name, reason, Some(&record))).await;
+    record.sources.len()
+}
+
+/// Marks and taints a node; of a move with its record.
+pub(super) async fn start(ctx: &Context, name: String, reason: DisruptionReason, record: Option<&MoveRecord>) {
     let claim = ctx.cluster.read().claims.get(&name).map(Arc::clone);
     let Some(claim) = claim else { return };
     let node = ctx.node_name_of(&claim);
-    tracing::info!(claim = name, node, node_pool = claim.node_pool(), reason = reason.as_str(), "disruption started");
+    let id = record.map(|record| record.id.as_str());
+    tracing::info!(
+        claim = name,
+        node,
+        node_pool = claim.node_pool(),
+        reason = reason.as_str(),
+        id,
+        "disruption started"
+    );
     let note = format!("disrupting node: {}", reason.as_str());
     ctx.emit_for_claim(&claim, events::DISRUPTION_TERMINATING.note(&note)).await;
-    if let Err(error) = mark(ctx, &claim, DisruptionMark { reason, deadline: None }).await {
+    if let Err(error) = mark(ctx, &claim, DisruptionMark { reason, deadline: None }, record).await {
         tracing::warn!(claim = name, %error, "failed to mark node claim for disruption, retrying");
     }
 }

@@ -14,7 +14,6 @@ use crate::controllers::event_queue::EventQueue;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::disruption::departure;
 use crate::decisions::disruption::mark::DisruptionMark;
-use crate::decisions::staleness::Removal;
 use crate::model::events;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(50), resync: Duration::from_millis(500) };
@@ -39,8 +38,7 @@ async fn pass(ctx: &Context, queue: &EventQueue) {
         deleted.then_some((claim, mark))
     });
     let departed: Vec<_> = departures.buffer_unordered(CONCURRENCY).filter_map(std::future::ready).collect().await;
-    // Voluntary disruption has no deadline, and an event of its own.
-    for (claim, _) in departed.into_iter().filter(|(_, mark)| mark.deadline.is_some()) {
+    for (claim, _) in departed {
         let note = "replacement is ready or the deadline has passed; terminating";
         queue.emit_for_claim_and_node(ctx, &claim, events::TERMINATING_ON_INTERRUPTION, note);
     }
@@ -53,16 +51,8 @@ fn due(ctx: &Context) -> Vec<(Arc<NodeClaim>, DisruptionMark)> {
         return Vec::new();
     }
     let now = clock::now();
-    let mut due = departure::due(&state, &ctx.derived.holds(&state, now), now);
-    // A mark with a deadline is that of an instance that ends anyway.
-    if state.pause().disruption {
-        due.retain(|(_, mark)| mark.deadline.is_some());
-    }
-    drop(state);
-    if due.iter().any(|(_, mark)| mark.deadline.is_none()) && ctx.is_stale(Removal::Departure) {
-        due.retain(|(_, mark)| mark.deadline.is_some());
-    }
-    due
+    // Also during a pause, and whatever the age of the watches: the instance ends anyway.
+    departure::due(&state, &ctx.derived.holds(&state, now), now)
 }
 
 /// Returns whether the claim is deleted.

@@ -183,7 +183,7 @@ async fn respond(ctx: &Context, warned: &Mutex<RateCap>, message: &Message) -> R
         InterruptionAction::Report => {}
         InterruptionAction::Delete(reason) => delete_claim(ctx, &claim, reason).await?,
         InterruptionAction::Mark(new) => {
-            if let Err(error) = mark(ctx, &claim, new).await {
+            if let Err(error) = mark(ctx, &claim, new, None).await {
                 let known = ctx.cluster.read().claims.get(&claim.name_any()).cloned();
                 if counted && known.is_none_or(|known| DisruptionMark::of(&known).is_none()) {
                     // Nothing drains: the redelivered message needs the place that this one took.

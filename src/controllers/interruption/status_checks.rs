@@ -59,7 +59,7 @@ async fn act(ctx: &Context, claim: &NodeClaim, unhealthy: &Unhealthy, action: He
     let note = format!("{} reported for instance {}", reason.as_str(), unhealthy.instance_id);
     ctx.emit_for_claim_and_node(claim, events::INSTANCE_UNHEALTHY.note(&note)).await;
     match action {
-        HealthAction::Mark(new) => mark(ctx, claim, new).await,
+        HealthAction::Mark(new) => mark(ctx, claim, new, None).await,
         HealthAction::Terminate { expire, delete } => {
             if expire {
                 let annotations = json!({(labels::TERMINATION_TIMESTAMP): clock::now().rfc3339()});

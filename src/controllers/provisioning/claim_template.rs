@@ -10,11 +10,18 @@ use crate::model::labels::normalize_key;
 use crate::model::offering::Offering;
 use crate::model::time::UnixMillis;
 use crate::planner::output::plan::{Choice, PlannedNode};
-use crate::state::plan_record::{Owner, PlanRecord};
+use crate::state::plan_record::{MoveTerms, Owner, PlanRecord};
 use crate::state::snapshot::Snapshot;
 
-/// The NodeClaim of a planned node, with the plan in its annotations. Its pods have holds until `hold_until`.
-pub fn claim_of(pool: &NodePool, node: &PlannedNode, snapshot: &Snapshot, hold_until: UnixMillis) -> NodeClaim {
+/// The NodeClaim of a planned node, with the plan in its annotations. Its pods have holds until `hold_until`, and those that a move
+/// displaces longer.
+pub fn claim_of(
+    pool: &NodePool,
+    node: &PlannedNode,
+    snapshot: &Snapshot,
+    hold_until: UnixMillis,
+    of_move: Option<&MoveTerms>,
+) -> NodeClaim {
     let template = &pool.spec.template;
     let name = pool.name_any();
     let pods: Vec<_> = node.pods.iter().map(|pod| &snapshot.problem.pods[*pod]).collect();
@@ -24,7 +31,7 @@ pub fn claim_of(pool: &NodePool, node: &PlannedNode, snapshot: &Snapshot, hold_u
             .iter()
             .filter(|pod| snapshot.displaced.contains(&*pod.key))
             .filter_map(|pod| {
-                let owner = Owner { uid: pod.owner.as_ref()?.to_string(), planned_at: snapshot.taken_at };
+                let owner = Owner::of(pod.owner.as_ref()?, &pod.key, snapshot.taken_at, of_move);
                 Some((pod.key.to_string(), owner))
             })
             .collect(),
@@ -92,7 +99,7 @@ pub fn claim_without_pods(
     hold_until: UnixMillis,
 ) -> NodeClaim {
     let (pods, requests, requirements) = Default::default();
-    claim_of(pool, &PlannedNode { pods, requests, requirements, ..node.clone() }, snapshot, hold_until)
+    claim_of(pool, &PlannedNode { pods, requests, requirements, ..node.clone() }, snapshot, hold_until, None)
 }
 
 /// The distinct values of a label among a node's choices, in the order of the choices.
@@ -175,7 +182,7 @@ mod tests {
         let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p"}, "spec": {
             "template": {"spec": {"requirements": requirements,
                 "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "c"}}}}});
-        claim_of(&serde_json::from_value(pool).unwrap(), node, &Snapshot::default(), UnixMillis(1))
+        claim_of(&serde_json::from_value(pool).unwrap(), node, &Snapshot::default(), UnixMillis(1), None)
     }
 
     fn requirement(claim: &NodeClaim, key: &str) -> (Vec<String>, Option<i64>) {

@@ -34,7 +34,7 @@ pub async fn accepts_plan(
         let name = &snapshot.problem.pools[node.pool].name;
         let Some(ready) = pools.iter().find(|ready| *ready.pool.name_any() == **name) else { continue };
         if distinct.len() < MAX_CLAIMS {
-            let claim = claim_of(&ready.pool, node, snapshot, clock::now());
+            let claim = claim_of(&ready.pool, node, snapshot, clock::now(), None);
             distinct.entry(serde_json::to_string(&claim.spec).unwrap_or_default()).or_insert(claim);
         }
     }

@@ -20,7 +20,7 @@ use crate::decisions::provisioning::plan_changes::{with_placement, without_pods}
 use crate::model::time::UnixMillis;
 use crate::planner::output::plan::{ExistingNodePlacement, Plan};
 use crate::state::instance_types::ReadyPool;
-use crate::state::plan_record::PlanRecord;
+use crate::state::plan_record::{MoveTerms, PlanRecord};
 use crate::state::snapshot::Snapshot;
 use crate::sync::lock;
 
@@ -50,6 +50,8 @@ pub struct PlanWriter<'a> {
     pub pools: &'a [ReadyPool],
     pub snapshot: &'a Snapshot,
     pub plan: &'a Plan,
+    /// Of a move: until when room is kept for its pods, and where they come from.
+    pub of_move: Option<MoveTerms>,
 }
 
 impl PlanWriter<'_> {
@@ -60,7 +62,7 @@ impl PlanWriter<'_> {
         let hold_until = clock::now() + HOLD_LAUNCH;
         // Chosen before the creation, which adds plans that name these pods.
         let stale = {
-            let planned: BTreeSet<&str> = self.snapshot.problem.pods.iter().map(|pod| &*pod.key).collect();
+            let planned: BTreeSet<&str> = self.plan.pods().map(|pod| &*self.snapshot.problem.pods[pod].key).collect();
             without_pods(&self.ctx.cluster.read(), &planned)
         };
         let mut written = self.create_claims(hold_until, first_seen).await;
@@ -96,7 +98,7 @@ impl PlanWriter<'_> {
                 continue;
             };
             nodes.push((index, node));
-            claims.push(claim_of(&ready.pool, node, self.snapshot, hold_until));
+            claims.push(claim_of(&ready.pool, node, self.snapshot, hold_until, self.of_move.as_ref()));
         }
         let admitted = ctx.admit(Capped::Purchase, claims.len()).await;
         nodes.truncate(admitted);
@@ -153,8 +155,15 @@ impl PlanWriter<'_> {
         hold_until_launched: UnixMillis,
     ) -> Vec<String> {
         let now = clock::now();
-        let extended =
-            with_placement(&self.ctx.cluster.read(), self.snapshot, claim, placement, hold_until_launched, now);
+        let extended = with_placement(
+            &self.ctx.cluster.read(),
+            self.snapshot,
+            claim,
+            placement,
+            hold_until_launched,
+            self.of_move.as_ref(),
+            now,
+        );
         let Some((plan, added)) = extended else { return Vec::new() };
         let patch = json!({"metadata": {"annotations": plan.annotations()}});
         match self.ctx.patch_claim(claim, &patch).await {

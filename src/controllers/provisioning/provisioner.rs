@@ -142,7 +142,7 @@ async fn provision_snapshot(
         ctx.metrics.plan_seconds.observe(took.as_secs_f64());
         log_plan(snapshot, plan, took);
         last = Some(LastPlan::of(snapshot, plan, took));
-        let writer = PlanWriter { ctx, pools, snapshot, plan };
+        let writer = PlanWriter { ctx, pools, snapshot, plan, of_move: None };
         let mut written = writer.write(queue.first_seen()).await;
         served.append(&mut written.served);
         let rejected = Rejected { snapshot, plan, rejections: &written.rejected };

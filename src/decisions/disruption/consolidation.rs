@@ -24,6 +24,7 @@ use crate::decisions::disruption::consolidation::order::{Source, by_surplus};
 use crate::decisions::disruption::consolidation::rooms::Room;
 use crate::decisions::disruption::consolidation::search::{Judged, Judgment, Limits, search};
 use crate::decisions::disruption::eviction_cost::EvictionUnits;
+use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::disruption::reason::DisruptionReason;
@@ -314,7 +315,7 @@ impl Consolidation {
                 trials.stuck(set, &stuck);
                 return Judgment::Stuck(stuck.into_keys().collect());
             }
-            let found = self.worth(set, &outcome);
+            let found = self.worth(set, &outcome.purchases);
             trials.judged(set, found);
             Judgment::Worth(Judged {
                 worth: found.worth,
@@ -361,6 +362,18 @@ impl Consolidation {
         }
     }
 
+    /// The moves that pay by themselves, each with the most that its new nodes may cost: what leaves the saving that is needed.
+    pub fn priced(&self, moves: Vec<Move>) -> Vec<Move> {
+        let at_of = self.indexes();
+        let price = |mut one: Move| {
+            let set: Option<BTreeSet<usize>> = one.sources.keys().map(|claim| at_of.get(&**claim).copied()).collect();
+            let Worth { worth, saving, needed } = self.worth(&set?, &one.purchases());
+            one.limit_prices(MicroUsd(saving.0 - needed.0));
+            (worth > 0).then_some(one)
+        };
+        moves.into_iter().filter_map(price).collect()
+    }
+
     /// The verdict about every node, given the claims that are removed. Candidates that this decision did not try keep the last verdict.
     pub fn verdicts(&self, memory: &Memory, removed: &[String]) -> Vec<Verdict> {
         let removed: BTreeSet<&String> = removed.iter().collect();
@@ -377,11 +390,11 @@ impl Consolidation {
         set.iter().map(|at| self.sources[*at].claim.clone()).collect()
     }
 
-    fn worth(&self, set: &BTreeSet<usize>, outcome: &Outcome) -> Worth {
+    fn worth(&self, set: &BTreeSet<usize>, purchases: &BTreeMap<Arc<str>, MicroUsd>) -> Worth {
         let sum = |of: &dyn Fn(&Source) -> i64| set.iter().map(|at| of(&self.sources[*at])).sum::<i64>();
-        let purchases: i64 = outcome.purchases.values().map(|price| price.0).sum();
         let cost_of = |(pool, price): (&Arc<str>, &MicroUsd)| self.terms_of(pool).purchase_cost(*price).0;
-        let cost: i64 = outcome.purchases.iter().map(cost_of).sum();
+        let cost: i64 = purchases.iter().map(cost_of).sum();
+        let purchases: i64 = purchases.values().map(|price| price.0).sum();
         let saving = sum(&|source| source.price.0) - purchases;
         let worth = sum(&|source| source.gain) - cost;
         let least = sum(&|source| self.terms_of(&source.pool).needed_saving(source.price, purchases > 0).0);

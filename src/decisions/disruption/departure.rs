@@ -1,4 +1,4 @@
-//! When a marked NodeClaim may be deleted, and when its mark is removed.
+//! When a NodeClaim that is marked with a deadline may be deleted.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,9 +7,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::api::{NodeClaim, conditions};
-use crate::decisions::disruption::blockers::budget_block;
 use crate::decisions::disruption::mark::DisruptionMark;
-use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
@@ -20,12 +18,15 @@ const MAX_GRACE_PERIOD: Duration = Duration::from_mins(1);
 /// Duration of a drain in addition to the pods' grace period.
 const DRAIN_MARGIN: Duration = Duration::from_secs(15);
 
-/// Marked claims other than those of empty nodes ([`crate::decisions::disruption::marked`]).
-fn marked(state: &ClusterState) -> impl Iterator<Item = (&Arc<NodeClaim>, DisruptionMark)> {
+/// Claims that are marked with a deadline. The others are empty ([`crate::decisions::disruption::marked`]) or move their pods
+/// ([`crate::decisions::disruption::progress`]).
+fn marked(state: &ClusterState) -> impl Iterator<Item = (&Arc<NodeClaim>, DisruptionMark, UnixMillis)> {
     let claims = state.claim_index.leaving.iter().filter_map(|name| state.claims.get(name));
     let claims = claims.filter(|claim| !claim.is_deleting());
-    let marked = claims.filter_map(|claim| Some((claim, DisruptionMark::of(claim)?)));
-    marked.filter(|(_, mark)| mark.reason != DisruptionReason::Empty)
+    claims.filter_map(|claim| {
+        let mark = DisruptionMark::of(claim)?;
+        Some((claim, mark, mark.deadline?))
+    })
 }
 
 /// Whether [`due`] may find a claim.
@@ -36,8 +37,8 @@ pub fn any_marked(state: &ClusterState) -> bool {
 /// Marked claims that may be deleted, with their marks.
 pub fn due(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<(Arc<NodeClaim>, DisruptionMark)> {
     let ready = ready(state, holds);
-    let due = marked(state).filter(|(claim, mark)| may_be_deleted(state, &ready, claim, *mark, now));
-    due.map(|(claim, mark)| (Arc::clone(claim), mark)).collect()
+    let due = marked(state).filter(|(claim, _, deadline)| may_be_deleted(state, &ready, claim, *deadline, now));
+    due.map(|(claim, mark, _)| (Arc::clone(claim), mark)).collect()
 }
 
 /// Displaced pods whose replacement is ready: a hold on an initialized claim.
@@ -49,12 +50,12 @@ fn ready<'a>(state: &ClusterState, holds: &'a Holds) -> HashSet<&'a str> {
 }
 
 /// Whether a marked claim may be deleted: no pod on its node needs another node, or the replacement of every such pod is ready, or
-/// the deadline is near. Without a deadline, PodDisruptionBudgets must also allow the drain to begin.
+/// the deadline is near.
 fn may_be_deleted(
     state: &ClusterState,
     ready: &HashSet<&str>,
     claim: &NodeClaim,
-    mark: DisruptionMark,
+    deadline: UnixMillis,
     now: UnixMillis,
 ) -> bool {
     let Some(node) = state.node_of(claim) else { return true };
@@ -65,24 +66,7 @@ fn may_be_deleted(
         .filter(|pod| pod.entry.as_ref().is_ok_and(|entry| entry.owner.is_some()))
         .collect();
     let grace = moving.iter().map(|pod| pod.grace_period).max().unwrap_or_default().min(MAX_GRACE_PERIOD);
-    if mark.deadline.is_some_and(|deadline| now >= deadline - grace - DRAIN_MARGIN) {
-        return true;
-    }
-    // A voluntary drain that PodDisruptionBudgets would refuse at once has time.
-    let has_deadline = mark.deadline.is_some() || claim.spec.termination_grace_period.is_some();
-    if !has_deadline && budget_block(state, &node).is_some() {
-        return false;
-    }
-    moving.iter().all(|pod| ready.contains(&*pod.key()))
-}
-
-/// A mark for this reason is removed when the node's pods have found no other node within this time; `None` for never.
-pub fn abandon_after(reason: DisruptionReason) -> Option<Duration> {
-    match reason {
-        DisruptionReason::Underutilized => Some(Duration::from_mins(5)),
-        DisruptionReason::Drifted => Some(Duration::from_mins(10)),
-        _ => None,
-    }
+    now >= deadline - grace - DRAIN_MARGIN || moving.iter().all(|pod| ready.contains(&*pod.key()))
 }
 
 #[cfg(test)]
@@ -134,34 +118,15 @@ mod tests {
     }
 
     #[test]
-    fn a_voluntary_drain_begins_when_budgets_allow_it() {
-        for (mark, grace, departs) in [
-            ("Drifted/", None, false),
-            ("Drifted/", Some("1h"), true),
-            ("SpotInterruption/1970-01-01T00:02:00Z", None, true),
-        ] {
-            let mut state = state(true);
-            let mut old = claim("old", "i-1", true, &json!({(labels::DISRUPTING): mark}));
-            old.spec.termination_grace_period = grace.map(str::to_owned);
-            state.apply_claim(old);
-            let now = UnixMillis(10_000);
-            let due = |state: &ClusterState| !due(state, &resolve(state, now), now).is_empty();
-            let budget = |allowed: i32| {
-                let status = json!({"disruptionsAllowed": allowed});
-                objects::pod_budget("b", &json!({"spec": {"selector": {}}, "status": status}))
-            };
-            state.pod_budgets.apply(&budget(0));
-            assert_eq!(due(&state), departs, "{mark} {grace:?}");
-            state.pod_budgets.apply(&budget(1));
-            assert!(due(&state), "{mark} {grace:?}");
-        }
-    }
-
-    #[test]
-    fn unmarked_claims_deleted_claims_and_claims_of_empty_nodes_do_not_depart() {
+    fn only_claims_that_are_marked_with_a_deadline_and_not_deleted_depart() {
         for (annotations, deletion, departs) in [
-            (json!({(labels::DISRUPTING): "Underutilized/"}), None, true),
-            (json!({(labels::DISRUPTING): "Underutilized/"}), Some("2026-01-01T00:00:00Z"), false),
+            (json!({(labels::DISRUPTING): "SpotInterruption/1970-01-01T00:02:00Z"}), None, true),
+            (
+                json!({(labels::DISRUPTING): "SpotInterruption/1970-01-01T00:02:00Z"}),
+                Some("2026-01-01T00:00:00Z"),
+                false,
+            ),
+            (json!({(labels::DISRUPTING): "Underutilized/"}), None, false),
             (json!({(labels::DISRUPTING): "Empty/"}), None, false),
             (json!({}), None, false),
         ] {

@@ -111,8 +111,8 @@ impl DriftPass {
     }
 
     /// The claims of the accepted nodes.
-    pub fn finish(self) -> Vec<String> {
-        self.chosen.into_iter().collect()
+    pub fn finish(self) -> BTreeSet<String> {
+        self.chosen
     }
 }
 
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(pass.attempt(b), with_empty("b"), "the simulation of the other was not complete");
         pass.accept(b);
         assert_eq!(pass.attempt(a), DriftAttempt::OverBudget);
-        assert_eq!(pass.finish(), ["b", "empty"]);
+        assert_eq!(pass.finish(), ["b".to_owned(), "empty".to_owned()].into());
         let unknown = DriftedNode { pool: "deleted".into(), ..node("a", 0, None) };
         assert_eq!(replacement.pass(&[], allowances(2), UnixMillis(0)).attempt(&unknown), DriftAttempt::OverBudget);
     }

@@ -1,7 +1,7 @@
 //! Nodes that do not start up in time. While a NodePool has one, voluntary disruption buys no further node of it: that node would probably
 //! not start up either, such as after a change of the NodePool that caused the drift.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::api::{NodeClaim, conditions};
@@ -19,13 +19,6 @@ fn is_late(claim: &NodeClaim, now: UnixMillis) -> bool {
         && !claim.has_condition(conditions::INITIALIZED)
         && created.is_older_than(BOOT_TIMEOUT, now)
         && !created.is_older_than(LATE_PERIOD, now)
-}
-
-/// Displaced pods, `namespace/name`, whose replacement node does not start up in time.
-pub fn waiting_for_late_nodes(state: &ClusterState, now: UnixMillis) -> BTreeSet<&String> {
-    let plans = state.planned.iter().filter(|(_, plan)| !plan.owners.is_empty());
-    let late = plans.filter(|(name, _)| state.claims.get(*name).is_some_and(|claim| is_late(claim, now)));
-    late.flat_map(|(_, plan)| plan.owners.keys()).collect()
 }
 
 /// NodePools of which no replacement is bought now, with the NodeClaim whose node does not start up: it is as the NodePool is now, and no
@@ -89,25 +82,6 @@ mod tests {
             }
             let expected = blocked.then(|| ("p".to_owned(), "r".to_owned()));
             assert_eq!(pools_with_late_nodes(&state, NOW), expected.into_iter().collect(), "{case}");
-        }
-    }
-
-    #[test]
-    fn displaced_pods_wait_for_a_late_node_until_it_starts_up_or_leaves() {
-        let plan = json!({(labels::PLANNED_PODS): "[\"n/own\",\"n/moved\"]",
-            (labels::PLANNED_OWNERS): "{\"n/moved\":{\"uid\":\"rs\",\"at_ms\":0}}"});
-        for (case, age, conditions, waits) in [
-            ("in time", Duration::from_mins(4), &[][..], false),
-            ("late", BOOT_TIMEOUT, &[], true),
-            ("initialized", BOOT_TIMEOUT, &["Initialized"], false),
-            ("late for an hour", Duration::from_hours(1), &[], false),
-        ] {
-            let mut state = ClusterState::default();
-            put(&mut state, "r", age, conditions, &plan);
-            let found: Vec<_> = waiting_for_late_nodes(&state, NOW).into_iter().cloned().collect();
-            assert_eq!(found, if waits { vec!["n/moved"] } else { vec![] }, "{case}");
-            state.delete_claim("r");
-            assert!(waiting_for_late_nodes(&state, NOW).is_empty());
         }
     }
 }

@@ -1,28 +1,33 @@
-//! Claims marked for voluntary disruption: the next step of those marked as empty, and when the others are abandoned.
+//! Claims marked for voluntary disruption: the next step of those marked as empty, and marks and taints that nothing stands behind.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use crate::api::NodeClaim;
 use crate::decisions::disruption::candidates::pods_to_reschedule;
-use crate::decisions::disruption::departure::abandon_after;
 use crate::decisions::disruption::emptiness::{EmptyNodeStep, next_step};
 use crate::decisions::disruption::mark::{DisruptionMark, is_tainted};
+use crate::decisions::disruption::progress::source_of;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::time::UnixMillis;
-use crate::state::object_ext::ObjectExt;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
+
+/// How long a mark or a taint that nothing stands behind is left alone: whoever writes it may not be done.
+const STRAY: Duration = Duration::from_secs(30);
 
 /// What is remembered between two passes. A new process starts over.
 #[derive(Debug, Default)]
 pub struct MarkedNodes {
     /// Claims marked as empty and tainted, with the time when that was first observed.
     empty_since: BTreeMap<String, UnixMillis>,
-    /// Claims marked as drifted or underutilized, with the time when that was first observed.
-    since: BTreeMap<String, UnixMillis>,
+    /// Strays, with the time when they were first observed.
+    stray_since: BTreeMap<String, UnixMillis>,
 }
 
 impl MarkedNodes {
@@ -65,18 +70,31 @@ impl MarkedNodes {
         marked.filter(lacks_taint).cloned().collect()
     }
 
-    /// Marked claims whose pods have found no other node in time.
-    pub fn abandoned(&mut self, state: &ClusterState, now: UnixMillis) -> Vec<Arc<NodeClaim>> {
-        let timeout = |claim: &NodeClaim| {
-            DisruptionMark::of(claim).filter(|_| !claim.is_deleting()).and_then(|mark| abandon_after(mark.reason))
-        };
-        self.since.retain(|name, _| state.claims.get(name).is_some_and(|claim| timeout(claim).is_some()));
-        let marked = state.claims.values().filter_map(|claim| Some((claim, timeout(claim)?)));
-        marked
-            .filter(|(claim, timeout)| self.since.entry(claim.name_any()).or_insert(now).is_older_than(*timeout, now))
-            .map(|(claim, _)| Arc::clone(claim))
-            .collect()
+    /// Claims and Nodes that are marked or tainted for [`STRAY`] although nothing stands behind it: a mark for a voluntary disruption without a move,
+    /// and a taint without a mark, of an earlier version, of Karpenter, or of a process that crashed.
+    pub fn strays(&mut self, state: &ClusterState, now: UnixMillis) -> Vec<Arc<NodeClaim>> {
+        let marked = state
+            .claim_index
+            .leaving
+            .iter()
+            .filter_map(|name| state.claims.get(name))
+            .filter(|claim| has_stray_mark(claim));
+        let is_stray =
+            |claim: &&Arc<NodeClaim>, node: &Node| !claim.is_leaving() && !node.is_deleting() && is_tainted(node);
+        let tainted =
+            state.nodes.values().filter_map(|node| state.claim_of(node).filter(|claim| is_stray(claim, node)));
+        let strays: BTreeMap<String, Arc<NodeClaim>> =
+            marked.chain(tainted).map(|claim| (claim.name_any(), Arc::clone(claim))).collect();
+        self.stray_since.retain(|name, since| strays.contains_key(name) && *since <= now);
+        let mut due = strays;
+        due.retain(|name, _| self.stray_since.entry(name.clone()).or_insert(now).is_older_than(STRAY, now));
+        due.into_values().collect()
     }
+}
+
+fn has_stray_mark(claim: &NodeClaim) -> bool {
+    let mark = DisruptionMark::of(claim).filter(|mark| mark.deadline.is_none() && !claim.is_deleting());
+    mark.is_some_and(|mark| mark.reason != DisruptionReason::Empty) && source_of(claim).is_none()
 }
 
 #[cfg(test)]
@@ -125,17 +143,15 @@ mod tests {
     }
 
     #[test]
-    fn a_replacement_is_abandoned_after_the_timeout_of_its_reason() {
+    fn strays_are_found_thirty_seconds_after_they_were_first_observed() {
         let mut marked = MarkedNodes::default();
-        let mut abandoned = |mark, now| marked.abandoned(&state(mark, "team", true), UnixMillis(now)).len();
-        let minute = 60_000;
-        assert_eq!(abandoned(Some("Underutilized/"), 0), 0);
-        assert_eq!(abandoned(Some("Underutilized/"), 5 * minute - 1), 0);
-        assert_eq!(abandoned(Some("Underutilized/"), 5 * minute), 1);
-        assert_eq!(abandoned(None, 5 * minute), 0);
-        assert_eq!(abandoned(Some("Drifted/"), 6 * minute), 0, "another mark");
-        assert_eq!(abandoned(Some("Drifted/"), 16 * minute - 1), 0);
-        assert_eq!(abandoned(Some("Drifted/"), 16 * minute), 1);
-        assert_eq!(abandoned(Some("SpotInterruption/2026-01-01T00:02:00Z"), 99 * minute), 0, "never");
+        let mut strays = |mark, taint, now| marked.strays(&state(mark, taint, true), UnixMillis(now)).len();
+        let taint = labels::DISRUPTED_TAINT;
+        assert_eq!([0, 29_999, 30_000].map(|now| strays(Some("Drifted/"), "team", now)), [0, 0, 1]);
+        assert_eq!([31_000, 61_000].map(|now| strays(None, taint, now)), [1, 1], "the same node");
+        assert_eq!(strays(None, "team", 62_000), 0);
+        assert_eq!([63_000, 92_999, 93_000].map(|now| strays(None, taint, now)), [0, 0, 1], "another stray");
+        assert_eq!(strays(Some("SpotInterruption/2026-01-01T00:02:00Z"), taint, 999_000), 0);
+        assert_eq!(strays(Some("Empty/"), taint, 999_000), 0);
     }
 }

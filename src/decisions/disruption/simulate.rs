@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::decisions::demand::{demand, moved_pods, unattempted};
 use crate::decisions::disruption::late_nodes::pools_with_late_nodes;
+use crate::decisions::disruption::moves::{Move, split};
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::disruption::size::{Size, less, size, sum};
@@ -79,6 +80,19 @@ struct Removable {
     known: Option<Obstacle>,
 }
 
+/// A planned removal.
+struct Removal<'a> {
+    without: &'a BTreeSet<String>,
+    removed: Vec<(&'a String, &'a Removable)>,
+    problem: Problem,
+    node_refs: Vec<&'a Arc<NodeRef>>,
+    /// Number of pods of the problem that wait. Those of the removed nodes follow.
+    waiting: usize,
+    /// The claim of each of those that follow.
+    claims: Vec<&'a String>,
+    plan: Plan,
+}
+
 impl Removable {
     /// The pods that need another node.
     fn pods(&self) -> impl Iterator<Item = &PodEntry> {
@@ -96,7 +110,7 @@ impl Simulator {
         request: SnapshotRequest<'_>,
         claims: impl IntoIterator<Item = &'c str>,
     ) -> Self {
-        let mut demand = demand(state, holds, request.now);
+        let mut demand = demand(state, holds);
         demand.pending.extend(unattempted(state, holds, request.now));
         let snapshot = take(state, holds, demand, cache, request);
         let panicked: BTreeSet<&String> = snapshot.panicked_nodes.iter().collect();
@@ -161,23 +175,46 @@ impl Simulator {
 
     /// Plans the removal of the nodes of these claims. Takes as long as the planner does.
     pub fn simulate(&self, without: &BTreeSet<String>, effort: Effort) -> Outcome {
-        let mut out = Outcome::default();
-        let mut removed = Vec::new();
-        for claim in without {
-            match self.removable.get(claim) {
-                Some(removable) => {
-                    out.obstacles.extend(removable.known.clone().map(|known| (claim.clone(), known)));
-                    removed.push((claim, removable));
-                }
-                None => drop(out.obstacles.insert(claim.clone(), Obstacle::LeftOutOfPlans)),
-            }
-        }
+        self.evaluate(&self.removal(without, effort))
+    }
+
+    /// Plans the removal of the nodes of these claims, as moves. Takes as long as the planner does.
+    pub fn moves(&self, without: &BTreeSet<String>, effort: Effort) -> (Outcome, Vec<Move>) {
+        let removal = self.removal(without, effort);
+        let outcome = self.evaluate(&removal);
+        let Removal { problem, node_refs, removed, plan, waiting, claims, .. } = removal;
+        let snapshot = Arc::new(Snapshot {
+            displaced: problem.pods[waiting..].iter().map(|entry| entry.key.to_string()).collect(),
+            node_refs: node_refs.into_iter().cloned().collect(),
+            problem,
+            taken_at: self.snapshot.taken_at,
+            column_cache: self.snapshot.column_cache.clone(),
+            ..Snapshot::default()
+        });
+        let sources = removed.iter().map(|(claim, removable)| ((*claim).clone(), Arc::clone(&removable.facts)));
+        let source_of = |pod: usize| pod.checked_sub(waiting).and_then(|at| claims.get(at)).map(|claim| claim.as_str());
+        (outcome, split(&sources.collect(), &snapshot, &plan, source_of))
+    }
+
+    fn removal<'a>(&'a self, without: &'a BTreeSet<String>, effort: Effort) -> Removal<'a> {
+        let removed: Vec<(&String, &Removable)> =
+            without.iter().filter_map(|claim| Some((claim, self.removable.get(claim)?))).collect();
         let (problem, node_refs) = self.problem_without(without, &removed);
-        let waiting = self.waiting_pods();
-        let claims: Vec<&String> =
-            removed.iter().flat_map(|(claim, removable)| removable.pods().map(|_| *claim)).collect();
-        let claim_of = |pod: &usize| pod.checked_sub(waiting).and_then(|at| claims.get(at)).copied();
         let plan = plan_with(&problem, &self.snapshot.column_cache, effort);
+        let claims = removed.iter().flat_map(|(claim, removable)| removable.pods().map(|_| *claim)).collect();
+        Removal { without, problem, node_refs, waiting: self.waiting_pods(), claims, removed, plan }
+    }
+
+    fn evaluate(&self, removal: &Removal<'_>) -> Outcome {
+        let Removal { without, problem, node_refs, waiting, claims, removed, plan } = removal;
+        let mut out = Outcome::default();
+        for claim in without.iter().filter(|claim| !self.removable.contains_key(*claim)) {
+            out.obstacles.insert(claim.clone(), Obstacle::LeftOutOfPlans);
+        }
+        for (claim, removable) in removed {
+            out.obstacles.extend(removable.known.clone().map(|known| ((*claim).clone(), known)));
+        }
+        let claim_of = |pod: &usize| pod.checked_sub(*waiting).and_then(|at| claims.get(at)).copied();
         for node in &plan.new_nodes {
             let pool = &problem.pools[node.pool].name;
             let price = node.choices.first().map_or(0, |choice| choice.price.0);
@@ -210,18 +247,20 @@ impl Simulator {
                 }
             }
         }
-        out.rooms = rooms(&problem, &node_refs, &plan);
+        out.rooms = rooms(problem, node_refs, plan);
         let mut waits = None;
-        for left_out in plan.unschedulable {
+        for left_out in &plan.unschedulable {
             let pod = &problem.pods[left_out.pod].key;
             match claim_of(&left_out.pod) {
-                Some(claim) => out.find(claim, Obstacle::NoPlace { pod: Arc::clone(pod), reason: left_out.reason }),
+                Some(claim) => {
+                    out.find(claim, Obstacle::NoPlace { pod: Arc::clone(pod), reason: left_out.reason.clone() });
+                }
                 None => waits = waits.or_else(|| Some(Arc::clone(pod))),
             }
         }
         // A pod that waits has a place only while all of them stay.
         if let Some(pod) = waits {
-            for claim in without {
+            for claim in *without {
                 out.find(claim, Obstacle::NeededByWaitingPod(Arc::clone(&pod)));
             }
         }

@@ -1,3 +1,5 @@
+use serde_json::json;
+
 use super::*;
 use crate::test_support::history::{self, History};
 use crate::test_support::objects;
@@ -6,27 +8,24 @@ const LATER: &str = "2030-01-01T00:00:00Z";
 
 fn state(planned: &[&str], owners: &[(&str, &str)], until: &str) -> ClusterState {
     let mut state = ClusterState::default();
-    let owners: BTreeMap<_, _> =
-        owners.iter().map(|(pod, uid)| (*pod, serde_json::json!({"uid": uid, "at_ms": 5_000}))).collect();
-    let plan = serde_json::json!({
-        (labels::PLANNED_PODS): serde_json::json!(planned).to_string(),
-        (labels::PLANNED_OWNERS): serde_json::json!(owners).to_string(),
+    let owners: BTreeMap<_, _> = owners.iter().map(|(pod, uid)| (*pod, json!({"uid": uid, "at_ms": 5_000}))).collect();
+    let plan = json!({
+        (labels::PLANNED_PODS): json!(planned).to_string(),
+        (labels::PLANNED_OWNERS): json!(owners).to_string(),
         (labels::HOLD_UNTIL): until,
     });
-    let patch = serde_json::json!({"metadata": {"annotations": plan}, "status": objects::launched("i-1", &[])});
+    let patch = json!({"metadata": {"annotations": plan}, "status": objects::launched("i-1", &[])});
     state.apply_claim(objects::claim("c", &patch));
     state.apply_node(
-        serde_json::from_value(
-            serde_json::json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"}}),
-        )
-        .unwrap(),
+        serde_json::from_value(json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"}}))
+            .unwrap(),
     );
     state
 }
 
 fn put(state: &mut ClusterState, name: &str, owner: &str, node: Option<&str>) {
     let created = if name.starts_with("early") { "1970-01-01T00:00:01Z" } else { "1970-01-01T00:00:09Z" };
-    let pod = serde_json::from_value(serde_json::json!({"metadata": {"name": name, "namespace": "n", "uid": name,
+    let pod = serde_json::from_value(json!({"metadata": {"name": name, "namespace": "n", "uid": name,
         "creationTimestamp": created,
         "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": owner, "controller": true}]},
         "spec": {"containers": [{"name": "c", "image": "i"}], "nodeName": node}}))
@@ -56,15 +55,13 @@ fn an_expired_hold_is_not_live() {
 fn a_hold_without_room_is_dropped() {
     let mut state = state(&["n/a"], &[], LATER);
     let node = |cpu: &str| {
-        serde_json::from_value(
-            serde_json::json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
-            "status": {"allocatable": {"cpu": cpu, "memory": "1Gi", "pods": "10"}}}),
-        )
+        serde_json::from_value(json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
+            "status": {"allocatable": {"cpu": cpu, "memory": "1Gi", "pods": "10"}}}))
         .unwrap()
     };
     state.apply_node(node("1"));
     for (name, bound) in [("a", None), ("intruder", Some("node-c"))] {
-        let pod = serde_json::from_value(serde_json::json!({"metadata": {"name": name, "namespace": "n", "uid": name},
+        let pod = serde_json::from_value(json!({"metadata": {"name": name, "namespace": "n", "uid": name},
             "spec": {"nodeName": bound, "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "600m"}}}]}}));
         state.apply_pod(&pod.unwrap(), UnixMillis(1));
     }
@@ -76,13 +73,13 @@ fn a_hold_without_room_is_dropped() {
 #[test]
 fn a_copied_controller_uid_takes_no_room_in_another_namespace() {
     let mut state = state(&["n/old"], &[("n/old", "rs")], LATER);
-    let owner = serde_json::json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]);
-    let meta = serde_json::json!({"namespace": "attacker", "ownerReferences": owner, "creationTimestamp": "1970-01-01T00:00:09Z"});
-    state.apply_pod(&objects::pod("copy", &serde_json::json!({ "metadata": meta })), UnixMillis(1));
+    let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]);
+    let meta = json!({"namespace": "attacker", "ownerReferences": owner, "creationTimestamp": "1970-01-01T00:00:09Z"});
+    state.apply_pod(&objects::pod("copy", &json!({ "metadata": meta })), UnixMillis(1));
     let holds = resolve(&state, UnixMillis(0));
     assert_eq!((holds.by_pod.len(), holds.by_claim["c"][0].pod.as_ref()), (0, None));
-    let meta = serde_json::json!({"ownerReferences": owner, "creationTimestamp": "1970-01-01T00:00:09Z"});
-    state.apply_pod(&objects::pod("new", &serde_json::json!({ "metadata": meta })), UnixMillis(1));
+    let meta = json!({"ownerReferences": owner, "creationTimestamp": "1970-01-01T00:00:09Z"});
+    state.apply_pod(&objects::pod("new", &json!({ "metadata": meta })), UnixMillis(1));
     assert_eq!(resolve(&state, UnixMillis(0)).by_pod.keys().collect::<Vec<_>>(), ["n/new"]);
 }
 
@@ -90,8 +87,8 @@ fn a_copied_controller_uid_takes_no_room_in_another_namespace() {
 fn a_pod_that_two_plans_name_has_one_hold() {
     let mut state = state(&["n/a"], &[], LATER);
     put(&mut state, "a", "rs", None);
-    let plan = serde_json::json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): LATER});
-    state.apply_claim(objects::claim("b", &serde_json::json!({"metadata": {"annotations": plan}})));
+    let plan = json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): LATER});
+    state.apply_claim(objects::claim("b", &json!({"metadata": {"annotations": plan}})));
     let holds = resolve(&state, UnixMillis(0));
     assert_eq!(holds.by_claim.keys().collect::<Vec<_>>(), ["b"]);
     assert_eq!(holds.by_pod["n/a"], "b");
@@ -104,7 +101,7 @@ fn a_displaced_pods_successor_takes_its_room() {
     let holds = resolve(&state, UnixMillis(0));
     assert_eq!(holds.by_claim["c"][0].pod, None, "the original still runs elsewhere");
     put(&mut state, "early", "rs", Some("node-c"));
-    let mut terminating: k8s_openapi::api::core::v1::Pod = serde_json::from_value(serde_json::json!({"metadata": {
+    let mut terminating: k8s_openapi::api::core::v1::Pod = serde_json::from_value(json!({"metadata": {
         "name": "old", "namespace": "n", "uid": "old", "deletionTimestamp": "1970-01-01T00:00:10Z", "ownerReferences": [
         {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]},
         "spec": {"nodeName": "node-old", "containers": [{"name": "c", "image": "i"}]}}))
@@ -147,17 +144,15 @@ fn the_holds_are_resolved_again_after_the_changes_that_affect_them_only() {
 #[test]
 fn a_pod_in_two_plans_has_the_hold_that_is_left() {
     let mut state = state(&["n/a"], &[], LATER);
-    let plan = serde_json::json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): LATER});
-    state.apply_claim(objects::claim("d", &serde_json::json!({"metadata": {"annotations": plan}})));
-    let pod = serde_json::json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"},
+    let plan = json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): LATER});
+    state.apply_claim(objects::claim("d", &json!({"metadata": {"annotations": plan}})));
+    let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"},
         "spec": {"containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "2"}}}]}});
     state.apply_pod(&serde_json::from_value(pod).unwrap(), UnixMillis(1));
     assert_eq!(resolve(&state, UnixMillis(0)).by_pod["n/a"], "c");
     state.apply_node(
-        serde_json::from_value(
-            serde_json::json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
-            "status": {"allocatable": {"cpu": "1", "memory": "1Gi", "pods": "10"}}}),
-        )
+        serde_json::from_value(json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
+            "status": {"allocatable": {"cpu": "1", "memory": "1Gi", "pods": "10"}}}))
         .unwrap(),
     );
     assert_eq!(resolve(&state, UnixMillis(0)).by_pod["n/a"], "d", "there is no room on the node of c");
@@ -170,8 +165,8 @@ fn a_panic_over_one_claim_affects_no_other_and_its_pods_keep_their_room() {
         put(&mut state, "a", "other", None);
         put(&mut state, "new", "rs", None);
         put(&mut state, "b", "other", None);
-        let plan = serde_json::json!({(labels::PLANNED_PODS): "[\"n/b\"]", (labels::HOLD_UNTIL): LATER});
-        let patch = serde_json::json!({"metadata": {"annotations": plan}, "status": objects::launched("i-2", &[])});
+        let plan = json!({(labels::PLANNED_PODS): "[\"n/b\"]", (labels::HOLD_UNTIL): LATER});
+        let patch = json!({"metadata": {"annotations": plan}, "status": objects::launched("i-2", &[])});
         state.apply_claim(objects::claim("d", &patch));
         let calls = std::cell::Cell::new(0);
         let panics = |at, name: &str| {
@@ -222,7 +217,7 @@ fn holds_of<'h>(holds: &'h Holds, claim: &str) -> Vec<&'h str> {
 fn a_successor_that_is_bound_elsewhere_ends_a_hold() {
     let mut state = state(&["n/old1", "n/old2"], &[("n/old1", "rs"), ("n/old2", "rs")], LATER);
     for other in ["other", "third"] {
-        state.apply_node(objects::node(other, &serde_json::json!({})));
+        state.apply_node(objects::node(other, &json!({})));
     }
     assert_eq!(holds_of(&resolve(&state, UnixMillis(0)), "c"), ["n/old1", "n/old2"]);
     put(&mut state, "early", "rs", Some("other"));
@@ -244,16 +239,17 @@ fn a_successor_that_is_bound_elsewhere_ends_a_hold() {
 #[test]
 fn a_successor_has_the_room_of_the_node_that_admits_it() {
     let mut state = state(&["n/old1"], &[("n/old1", "rs")], LATER);
-    let plan = serde_json::json!({(labels::PLANNED_PODS): "[\"n/old2\"]", (labels::HOLD_UNTIL): LATER,
-        (labels::PLANNED_OWNERS): serde_json::json!({"n/old2": {"uid": "rs", "at_ms": 5_000}}).to_string()});
-    state.apply_claim(objects::claim("d", &serde_json::json!({"metadata": {"annotations": plan}})));
+    let plan = json!({(labels::PLANNED_PODS): "[\"n/old2\"]", (labels::HOLD_UNTIL): LATER,
+        (labels::PLANNED_OWNERS): json!({"n/old2": {"uid": "rs", "at_ms": 5_000}}).to_string()});
+    state.apply_claim(objects::claim("d", &json!({"metadata": {"annotations": plan}})));
     let mut admitted = |pods: [(&str, Option<&str>); 3]| {
         for (name, claim) in pods {
-            let owner = serde_json::json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]);
-            let meta = serde_json::json!({"ownerReferences": owner, "creationTimestamp": "1970-01-01T00:00:09Z"});
-            let tolerations = claim.map(|uid| serde_json::json!([{"key": labels::PLANNED_TAINT, "value": uid}]));
-            let spec = serde_json::json!({"tolerations": tolerations});
-            state.apply_pod(&objects::pod(name, &serde_json::json!({"metadata": meta, "spec": spec})), UnixMillis(1));
+            let owner =
+                json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]);
+            let meta = json!({"ownerReferences": owner, "creationTimestamp": "1970-01-01T00:00:09Z"});
+            let tolerations = claim.map(|uid| json!([{"key": labels::PLANNED_TAINT, "value": uid}]));
+            let spec = json!({"tolerations": tolerations});
+            state.apply_pod(&objects::pod(name, &json!({"metadata": meta, "spec": spec})), UnixMillis(1));
         }
         let holds = resolve(&state, UnixMillis(0));
         ["c", "d"].map(|claim| holds.by_claim[claim][0].pod.clone().unwrap_or_default())
@@ -271,15 +267,12 @@ fn a_stray_ends_the_hold_of_the_plan_that_it_may_follow_and_no_arrival_is_a_stra
     let mut state = state(&["n/old1"], &[("n/old1", "rs")], LATER);
     for (claim, at) in [("b", 8_000), ("d", 20_000)] {
         let original = format!("n/old-{claim}");
-        let plan = serde_json::json!({(labels::PLANNED_PODS): serde_json::json!([original]).to_string(),
-            (labels::PLANNED_OWNERS): serde_json::json!({original: {"uid": "rs", "at_ms": at}}).to_string(), (labels::HOLD_UNTIL): LATER});
-        let meta = serde_json::json!({"annotations": plan});
-        state.apply_claim(objects::claim(
-            claim,
-            &serde_json::json!({"metadata": meta, "status": objects::launched(claim, &[])}),
-        ));
-        let spec = serde_json::json!({"providerID": format!("aws:///z/{claim}")});
-        state.apply_node(objects::node(&format!("node-{claim}"), &serde_json::json!({ "spec": spec })));
+        let plan = json!({(labels::PLANNED_PODS): json!([original]).to_string(),
+            (labels::PLANNED_OWNERS): json!({original: {"uid": "rs", "at_ms": at}}).to_string(), (labels::HOLD_UNTIL): LATER});
+        let meta = json!({"annotations": plan});
+        state.apply_claim(objects::claim(claim, &json!({"metadata": meta, "status": objects::launched(claim, &[])})));
+        let spec = json!({"providerID": format!("aws:///z/{claim}")});
+        state.apply_node(objects::node(&format!("node-{claim}"), &json!({ "spec": spec })));
     }
     put(&mut state, "on-b", "rs", Some("node-b"));
     let left = |state: &ClusterState| {
@@ -295,4 +288,34 @@ fn a_stray_ends_the_hold_of_the_plan_that_it_may_follow_and_no_arrival_is_a_stra
     put(&mut state, "stray", "rs", Some("node-b"));
     put(&mut state, "second", "other", Some("elsewhere"));
     assert_eq!(left(&state).0, [0, 0, 1]);
+}
+
+/// The room that a move keeps for a pod: while the pod runs, and while its node drains; not for a successor that came and has ended since.
+#[test]
+fn a_move_keeps_room_while_the_pod_runs_or_its_source_is_there() {
+    const SOON: UnixMillis = UnixMillis(100_000);
+    let owner = json!({"uid": "rs", "at_ms": 0, "until_ms": SOON.0, "source": "old"});
+    let annotations = json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): "1970-01-01T00:00:00Z",
+        (labels::PLANNED_OWNERS): json!({"n/a": owner}).to_string()});
+    let mut state = ClusterState::default();
+    for (name, annotations) in [("old", json!({})), ("new", annotations)] {
+        let status = objects::launched(name, &[]);
+        state.apply_claim(objects::claim(name, &json!({"metadata": {"annotations": annotations}, "status": status})));
+        let spec = json!({"providerID": format!("aws:///z/{name}")});
+        state.apply_node(objects::node(&format!("node-{name}"), &json!({"spec": spec})));
+    }
+    let owners = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]);
+    let meta = json!({"ownerReferences": owners, "creationTimestamp": "1970-01-01T00:00:05Z"});
+    let pod = |node: &str| json!({"metadata": meta, "spec": {"nodeName": node}});
+    let held = |state: &ClusterState, now| resolve(state, now).by_claim.get("new").map_or(0, Vec::len);
+    state.apply_pod(&objects::pod("a", &pod("node-old")), UnixMillis(1));
+    let last = UnixMillis(SOON.0 - 1);
+    assert_eq!((held(&state, last), held(&state, SOON)), (1, 0), "it runs");
+    state.delete_pod("n/a", UnixMillis(6_000));
+    assert_eq!((held(&state, last), held(&state, SOON)), (1, 0), "its node drains");
+    state.apply_pod(&objects::pod("b", &pod("node-new")), UnixMillis(7_000));
+    assert_eq!(held(&state, last), 0, "its successor has come");
+    state.delete_claim("old");
+    state.delete_pod("n/b", UnixMillis(8_000));
+    assert_eq!(held(&state, last), 0, "the successor has ended");
 }

@@ -141,8 +141,7 @@ impl Queue {
 /// Whether no pod needs the node of a claim, or is planned there, and a NodePool launches another one when it has to.
 fn is_unneeded(state: &ClusterState, claim: &NodeClaim, now: UnixMillis) -> bool {
     let Some(node) = state.node_of(claim) else { return false };
-    let is_held =
-        state.planned.get(&claim.name_any()).is_some_and(|plan| !plan.pods.is_empty() && plan.hold_until > now);
+    let is_held = state.planned.get(&claim.name_any()).is_some_and(|plan| !plan.pods.is_empty() && plan.ends() > now);
     let protects = |annotations: &BTreeMap<String, String>| {
         annotations.get(labels::DO_NOT_DISRUPT).is_some_and(|value| labels::forbids_disruption(value))
     };

@@ -65,7 +65,8 @@ impl ViewCache {
                 self.view.remove_plan(pod);
             }
             let found = state.claims.get(claim);
-            for pod in pods(holds, claim) {
+            for hold in holds.by_claim.get(claim).into_iter().flatten() {
+                let Some(pod) = hold.pod.as_deref() else { continue };
                 let Some(found) = found else {
                     self.view.remove_plan(pod);
                     continue;
@@ -73,7 +74,7 @@ impl ViewCache {
                 let plan = PlannedPod {
                     node: state.node_of(found).map(|node| Arc::from(node.name_any())),
                     claim: Arc::from(claim.as_str()),
-                    expires_at: state.planned.get(claim).map(|plan| plan.hold_until).unwrap_or_default(),
+                    expires_at: hold.expires_at,
                 };
                 self.view.set_plan(Arc::from(pod), plan);
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::decisions::holds::HOLD_READY;
 use crate::model::time::UnixMillis;
 use crate::planner::output::plan::ExistingNodePlacement;
-use crate::state::plan_record::{Owner, PlanRecord};
+use crate::state::plan_record::{MoveTerms, Owner, PlanRecord};
 use crate::state::pods::PodRecord;
 use crate::state::snapshot::Snapshot;
 use crate::state::tables::ClusterState;
@@ -24,13 +24,14 @@ pub fn without_pods(state: &ClusterState, pods: &BTreeSet<&str>) -> Vec<(String,
 }
 
 /// The plan of a claim with the pods of a placement on its node, and the keys of these pods; `None` when the claim has no plan. Its
-/// holds end at `hold_until_launched` while it has no Node.
+/// holds end at `hold_until_launched` while it has no Node; those of pods that a move displaces last longer.
 pub fn with_placement(
     state: &ClusterState,
     snapshot: &Snapshot,
     claim: &str,
     placement: &ExistingNodePlacement,
     hold_until_launched: UnixMillis,
+    of_move: Option<&MoveTerms>,
     now: UnixMillis,
 ) -> Option<(PlanRecord, Vec<String>)> {
     let mut plan = state.planned.get(claim)?.clone();
@@ -40,12 +41,14 @@ pub fn with_placement(
     // Finished and deleted pods need not stay in the list. A pod whose hold here is over and that another claim holds room for, because
     // it could not be withdrawn from this plan, must not get this hold back.
     let active = |pod: &str| state.pods.get(pod).is_some_and(PodRecord::active);
-    let expired = plan.hold_until <= now;
     let moved = |pod: &str| {
         let mut others = state.plan_index.claims_of(pod).filter(|other| *other != claim);
-        expired && others.any(|other| state.planned.get(other).is_some_and(|plan| plan.hold_until > now))
+        let expired = plan.until(pod) <= now;
+        expired && others.any(|other| state.planned.get(other).is_some_and(|plan| plan.until(pod) > now))
     };
-    plan.pods.retain(|pod| (active(pod) || plan.owners.contains_key(pod) && plan.hold_until > now) && !moved(pod));
+    let kept = |pod: &String| (active(pod) || plan.owners.contains_key(pod) && plan.until(pod) > now) && !moved(pod);
+    let pods = plan.pods.iter().filter(|pod| kept(pod)).cloned().collect();
+    plan.pods = pods;
     plan.owners.retain(|pod, _| plan.pods.contains(pod));
     plan.hold_until = plan.hold_until.max(hold_until);
     let mut added = Vec::new();
@@ -55,7 +58,7 @@ pub fn with_placement(
             plan.pods.push(key.clone());
         }
         if let Some(owner) = pod.owner.as_ref().filter(|_| snapshot.displaced.contains(&key)) {
-            plan.owners.insert(key.clone(), Owner { uid: owner.to_string(), planned_at: snapshot.taken_at });
+            plan.owners.insert(key.clone(), Owner::of(owner, &key, snapshot.taken_at, of_move));
         }
         added.push(key);
     }
@@ -100,7 +103,7 @@ mod tests {
         let snapshot = snapshot(state, &holds, &mut SnapshotCache::default(), request);
         assert_eq!(&*snapshot.problem.pods[0].key, "n/b");
         let placement = ExistingNodePlacement { node: 0, pods: vec![0] };
-        with_placement(state, &snapshot, "c", &placement, UnixMillis(400_000), NOW).unwrap()
+        with_placement(state, &snapshot, "c", &placement, UnixMillis(400_000), None, NOW).unwrap()
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl PodQueue {
         backoff: &mut PurchaseBackoff,
         now: UnixMillis,
     ) -> Option<BatchWindow> {
-        let demand = demand(state, holds, now);
+        let demand = demand(state, holds);
         let demand: BTreeSet<&String> = demand.pending.iter().chain(&demand.displaced).collect();
         self.failed.retain(|key, at| demand.contains(key) && !at.is_older_than(RETRY_AFTER, now));
         backoff.observe(state, holds, &demand, |key| self.failed.contains_key(key), now);

@@ -66,3 +66,12 @@ pub struct Plan {
     /// Whether no plan for these pods costs less: the bound reaches the cost, and every pod is placed.
     pub optimal: bool,
 }
+
+impl Plan {
+    /// The pods of the three lists, as indexes into [`crate::planner::input::problem::Problem::pods`].
+    pub fn pods(&self) -> impl Iterator<Item = usize> {
+        let on_new = self.new_nodes.iter().flat_map(|node| &node.pods);
+        let on_existing = self.placements.iter().flat_map(|placement| &placement.pods);
+        on_new.chain(on_existing).copied().chain(self.unschedulable.iter().map(|left_out| left_out.pod))
+    }
+}

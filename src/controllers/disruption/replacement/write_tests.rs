@@ -4,50 +4,10 @@ use serde_json::{Value, json};
 use super::*;
 use crate::model::labels;
 use crate::model::pause::Pause;
-use crate::test_support::cloud::FakeCloud;
+use crate::test_support::consolidation_world::{add, world};
 use crate::test_support::failures::World;
-use crate::test_support::kubernetes::{FakeApi, Fault};
-use crate::test_support::objects::{catalog, claim, conditions_true, launched, node, node_class, node_pool, pod};
-
-/// NodePools that consolidate at once, within this budget.
-fn world(pools: &[&str], budget: &str) -> World {
-    let api = FakeApi::default();
-    let ready = json!({"conditions": conditions_true(&["Ready"])});
-    api.put(&node_class("default", &json!({"status": ready})));
-    for pool in pools {
-        let disruption = json!({"consolidateAfter": "0s", "budgets": [{"nodes": budget}]});
-        api.put(&node_pool(pool, &json!({"spec": {"disruption": disruption}, "status": ready})));
-    }
-    let world = World::new(api).with_cloud(FakeCloud { catalog: Arc::new(catalog()), ..FakeCloud::default() });
-    World { watched: true, ..world }
-}
-
-/// Adds a node, its claim of the same name, and a pod with this CPU request on it, for its NodePool only.
-fn add(world: &World, name: &str, pool: &str, condition: Option<&str>, cpu: &str) {
-    let size = json!({"cpu": "2", "memory": "8Gi", "pods": "29"});
-    let labels = json!({(labels::NODE_POOL): pool, (labels::INSTANCE_TYPE): "m5.large", (labels::ZONE): "z",
-        (labels::CAPACITY_TYPE): "on-demand", (labels::INITIALIZED): "true", (labels::HOSTNAME): name,
-        (labels::ARCH): "amd64", (labels::OS): "linux"});
-    let meta = json!({"labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"});
-    let mut status = launched(name, &["Launched", "Registered", "Initialized"]);
-    if let Some(condition) = condition {
-        status["conditions"].as_array_mut().unwrap().push(conditions_true(&[condition])[0].clone());
-    }
-    status["capacity"] = size.clone();
-    world.api.put(&claim(name, &json!({"metadata": meta, "spec": {"expireAfter": "Never"}, "status": status})));
-    let ready = json!({"capacity": size, "allocatable": size, "conditions": [{"type": "Ready", "status": "True"}]});
-    let mut meta_of_node = meta;
-    meta_of_node["uid"] = json!(format!("node-{name}"));
-    world.api.put(&node(
-        name,
-        &json!({"metadata": meta_of_node, "spec": {"providerID": format!("aws:///z/{name}")}, "status": ready}),
-    ));
-    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
-    let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
-    let meta = json!({"creationTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [owner]});
-    let spec = json!({"nodeName": name, "nodeSelector": {(labels::NODE_POOL): pool}, "containers": [container]});
-    world.api.put(&pod(&format!("on-{name}"), &json!({"metadata": meta, "spec": spec})));
-}
+use crate::test_support::kubernetes::Fault;
+use crate::test_support::objects::{claim, node_pool};
 
 fn mark_of(world: &World, claim: &str) -> Value {
     world.api.stored(&format!("nodeclaims/{claim}")).unwrap()["metadata"]["annotations"][labels::DISRUPTING].clone()
@@ -191,6 +151,7 @@ async fn f23_events_that_are_not_stored_delay_no_decision() {
 
 #[tokio::test]
 async fn disruption_that_is_only_reported_changes_nothing() {
+    use DisruptionReason::{Drifted, Empty, Expired, Underutilized};
     let world = world(&["p", "q"], "100%");
     add(&world, "drifted", "p", Some("Drifted"), "1500m");
     add(&world, "light", "q", None, "100m");
@@ -209,7 +170,6 @@ async fn disruption_that_is_only_reported_changes_nothing() {
     for _ in 0..2 {
         assert_eq!(replacement.pass(&ctx).await, 0);
     }
-    use DisruptionReason::{Drifted, Empty, Expired, Underutilized};
     let expected = [("aged", Expired), ("drifted", Drifted), ("empty", Empty), ("light", Underutilized)];
     assert_eq!(*lock(&ctx.reported), expected.map(|(claim, reason)| (claim.to_owned(), reason)).into());
     let events = events(&world, 7).await;

@@ -3,6 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::controllers::disruption::start::start;
 use crate::decisions::disruption::mark::{DisruptionMark, is_tainted};
+use crate::decisions::disruption::move_record::MoveRecord;
 use crate::model::labels;
 use crate::model::pause::Pause;
 use crate::state::kinds::KINDS;
@@ -26,6 +27,17 @@ fn world(annotations: &serde_json::Value, taint: Option<&str>) -> World {
     World::new(api)
 }
 
+fn record() -> MoveRecord {
+    let at = clock::now();
+    MoveRecord {
+        id: "m".into(),
+        at,
+        give_up: at + Duration::from_mins(5),
+        sources: vec!["c".into()],
+        usd_per_hour: 0.1,
+    }
+}
+
 fn claim_of(ctx: &Context) -> Option<Arc<NodeClaim>> {
     ctx.cluster.read().claims.get("c").cloned()
 }
@@ -35,7 +47,7 @@ async fn a_marked_node_that_could_not_be_tainted_is_tainted_by_the_next_pass() {
     for reason in [DisruptionReason::Underutilized, DisruptionReason::Drifted, DisruptionReason::ScheduledChange] {
         let world = World { watched: true, ..world(&json!({}), None) };
         world.api.inject_on("PATCH nodes/x", Fault::Refused(Refusal::invalid("no")));
-        start(&world.context(), "c".into(), reason).await;
+        start(&world.context(), "c".into(), reason, Some(&record())).await;
         world.api.reset();
         let (ctx, now) = (world.context(), clock::now());
         let tainted = || is_tainted(&ctx.cluster.read().nodes["x"]);
@@ -48,13 +60,13 @@ async fn a_marked_node_that_could_not_be_tainted_is_tainted_by_the_next_pass() {
 
 /// Its taint was removed and its mark was not.
 #[tokio::test]
-async fn an_abandoned_node_is_not_tainted_again() {
+async fn a_stray_whose_mark_stays_is_not_tainted_again() {
     let marked = json!({(labels::DISRUPTING): "Underutilized/"});
     let world = World { watched: true, ..world(&marked, Some(labels::DISRUPTED_TAINT)) };
     world.api.inject_on("PATCH nodeclaims/c", Fault::Refused(Refusal::invalid("no")));
     let (ctx, now) = (world.context(), clock::now());
     let mut disruption = Disruption::default();
-    for seconds in [0, 301, 302] {
+    for seconds in [0, 31, 32] {
         disruption.pass(&ctx, now + Duration::from_secs(seconds)).await;
     }
     assert!(!is_tainted(&ctx.cluster.read().nodes["x"]));
@@ -77,7 +89,7 @@ async fn a_node_is_unmarked_under_every_failure() {
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
       PATCH nodes/x {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":null},"resourceVersion":"3"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"}]}}
-      PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":null},"resourceVersion":"1"}}
+      PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":null,"stowage.dev/move":null},"resourceVersion":"1"}}
       changes nodeclaims/c (metadata.annotations), nodes/x (spec.taints)
     again: ok, 2 writes, as undisturbed
     PATCH nodes/x
@@ -158,16 +170,28 @@ async fn an_empty_node_is_marked_then_deleted_two_seconds_after_the_mark_was_obs
     }
 }
 
+/// Left by Karpenter, by an earlier version, or by a crash between two writes.
 #[tokio::test]
-async fn a_node_whose_replacement_is_late_is_abandoned() {
-    let marked = json!({(labels::DISRUPTING): "Drifted/"});
-    let world = World { watched: true, ..world(&marked, Some(labels::DISRUPTED_TAINT)) };
-    let (ctx, now) = (world.context(), clock::now());
-    let mut disruption = Disruption::default();
-    for (seconds, abandoned) in [(0, false), (599, false), (600, true)] {
-        disruption.pass(&ctx, now + Duration::from_secs(seconds)).await;
-        assert_eq!(mark_of(&world).is_null(), abandoned, "after {seconds} s");
-        assert_eq!(lock(&ctx.abandoned).contains("c"), abandoned, "after {seconds} s");
+async fn a_mark_or_a_taint_that_nothing_stands_behind_is_removed_after_thirty_seconds() {
+    let of_move = json!({(labels::DISRUPTING): "Underutilized/", (labels::MOVE): record().annotation()});
+    for (case, annotations, stray) in [
+        ("a taint", json!({}), true),
+        ("a mark of an earlier version", json!({(labels::DISRUPTING): "Drifted/"}), true),
+        ("a mark that is not understood", json!({(labels::DISRUPTING): "Unheard/", (labels::MOVE): "{}"}), true),
+        ("a source of a move", of_move, false),
+        ("an interruption", json!({(labels::DISRUPTING): "SpotInterruption/2099-01-01T00:00:00Z"}), false),
+    ] {
+        let world = World { watched: true, ..world(&annotations, Some(labels::DISRUPTED_TAINT)) };
+        let (ctx, now) = (world.context(), clock::now());
+        let mut disruption = Disruption::default();
+        let is_marked = || is_tainted(&ctx.cluster.read().nodes["x"]) || !mark_of(&world).is_null();
+        for (seconds, removed) in [(0, false), (29, false), (30, stray)] {
+            disruption.pass(&ctx, now + Duration::from_secs(seconds)).await;
+            assert_eq!(!is_marked(), removed, "{case}, after {seconds} s");
+        }
+        let claim = world.api.stored("nodeclaims/c").unwrap();
+        assert_eq!(claim["metadata"]["annotations"][labels::MOVE].is_null(), !case.starts_with("a source"), "{case}");
+        assert!(claim["metadata"]["deletionTimestamp"].is_null(), "{case}");
     }
 }
 

@@ -1,12 +1,21 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::controllers::disruption::consolidation;
 use crate::controllers::disruption::simulate::{simulate, simulator};
+use crate::controllers::disruption::taint::taint;
+use crate::controllers::event_queue::EventQueue;
+use crate::decisions::disruption::consolidation::Memory;
+use crate::decisions::disruption::marked::MarkedNodes;
+use crate::decisions::disruption::verdicts::Reports;
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::model::labels;
 use crate::model::pause::Pause;
+use crate::model::units::MicroUsd;
+use crate::planner::output::plan::Plan;
 use crate::state::kinds::KINDS;
 use crate::sync::lock;
+use crate::test_support::consolidation_world::{self, add, add_of_type};
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{claim, launched, node, node_pool, pod};
@@ -44,7 +53,7 @@ async fn a_disruption_begins_under_every_failure() {
     let text = transcript(
         || world("100%"),
         async |ctx| {
-            start(&ctx, "c".into(), DisruptionReason::Empty).await;
+            start(&ctx, "c".into(), DisruptionReason::Empty, None).await;
             "done".into()
         },
     )
@@ -81,8 +90,16 @@ async fn a_disruption_begins_under_every_failure() {
     "#);
 }
 
+/// A move of these nodes, which have no pods.
+fn move_of(ctx: &Context, claims: &[&str]) -> Move {
+    let facts = ctx.derived.facts(&ctx.cluster.read(), &[]).nodes;
+    let sources = facts.into_iter().filter(|node| claims.contains(&&*node.claim));
+    let sources = sources.map(|node| (node.claim.clone(), node)).collect();
+    Move { sources, snapshot: Arc::default(), plan: Plan::default(), saving: MicroUsd(0) }
+}
+
 #[tokio::test]
-async fn underutilized_nodes_are_disrupted_together_or_not_at_all() {
+async fn the_sources_of_a_move_are_disrupted_together_or_not_at_all() {
     use DisruptionReason::{Drifted, Underutilized};
     type Change = fn(&Context);
     let nothing: Change = |_| {};
@@ -90,36 +107,53 @@ async fn underutilized_nodes_are_disrupted_together_or_not_at_all() {
         lock(&ctx.supply_quarantine).add(Source::Node("x".into()), None, true, clock::now());
     };
     let is_gone: Change = |ctx| ctx.cluster.update(|state| state.delete_claim("c"));
-    for (case, budget, change, reason, expected) in [
-        ("both may", "100%", nothing, Underutilized, &["c", "other"][..]),
-        ("the budget allows one", "1", nothing, Underutilized, &[]),
-        ("the budget allows one", "1", nothing, Drifted, &["c"]),
-        ("one is left out of plans", "100%", is_left_out, Underutilized, &[]),
-        ("one is left out of plans", "100%", is_left_out, Drifted, &["other"]),
-        ("one is gone", "100%", is_gone, Underutilized, &[]),
-        ("one is gone", "100%", is_gone, Drifted, &["other"]),
+    let has_a_pod: Change = |ctx| {
+        let on_x = json!({"spec": {"nodeName": "x"}});
+        ctx.cluster.update(|state| state.apply_pod(&pod("new", &on_x), clock::now()));
+    };
+    let is_protected: Change = |ctx| {
+        let annotations = json!({"annotations": {(labels::DO_NOT_DISRUPT): "true"}});
+        let mut protected = serde_json::to_value(&*ctx.cluster.read().nodes["x"]).unwrap();
+        json_patch::merge(&mut protected, &json!({"metadata": annotations}));
+        ctx.cluster.update(|state| state.apply_node(serde_json::from_value(protected).unwrap()));
+    };
+    for (case, budget, change, together, apart) in [
+        ("both may", "100%", nothing, &["c", "other"][..], &["c", "other"][..]),
+        ("the budget allows one", "1", nothing, &[], &["c"]),
+        ("one is left out of plans", "100%", is_left_out, &[], &["other"]),
+        ("one is gone", "100%", is_gone, &[], &["other"]),
+        ("a pod was bound to one", "100%", has_a_pod, &[], &["other"]),
+        ("one is protected now", "100%", is_protected, &[], &["other"]),
     ] {
-        let world = world(budget);
-        let ctx = world.context();
-        change(&ctx);
-        let count = start_all(&ctx, both(), reason).await;
-        assert_eq!((marked(&world).as_slice(), count), (expected, expected.len()), "{case}, {}", reason.as_str());
+        for (moves, expected) in [(&[&["c", "other"][..]][..], together), (&[&["c"], &["other"]], apart)] {
+            for reason in [Drifted, Underutilized] {
+                let world = world(budget);
+                let ctx = world.context();
+                let moves = moves.iter().map(|claims| move_of(&ctx, claims)).collect();
+                change(&ctx);
+                let count = begin(&ctx, &[], moves, reason).await;
+                let found = (marked(&world), count);
+                assert_eq!((found.0.as_slice(), found.1), (expected, expected.len()), "{case}, {}", reason.as_str());
+            }
+        }
     }
 }
 
 #[tokio::test]
-async fn the_cap_admits_a_part_of_the_drifted_nodes_and_all_underutilized_ones_or_none() {
-    for (left, reason, expected) in [
-        (1, DisruptionReason::Empty, 1),
-        (1, DisruptionReason::Underutilized, 0),
-        (2, DisruptionReason::Underutilized, 2),
-    ] {
+async fn the_cap_admits_a_part_of_the_empty_nodes_and_all_sources_of_a_move_or_none() {
+    for (left, expected) in [(1, 0), (2, 2)] {
         let world = world("100%");
         let ctx = world.context();
         ctx.admit(Capped::Disruption, ctx.settings.max_disruptions_per_minute - left).await;
-        assert_eq!(start_all(&ctx, both(), reason).await, expected);
+        let both = vec![move_of(&ctx, &["c", "other"])];
+        assert_eq!(begin(&ctx, &[], both, DisruptionReason::Underutilized).await, expected);
         assert_eq!(marked(&world).len(), expected);
     }
+    let world = world("100%");
+    let ctx = world.context();
+    ctx.admit(Capped::Disruption, ctx.settings.max_disruptions_per_minute - 1).await;
+    start_empty(&ctx, both()).await;
+    assert_eq!(marked(&world).len(), 1);
 }
 
 /// The choice took time.
@@ -136,8 +170,10 @@ async fn nothing_begins_when_disruption_was_paused_or_a_watch_became_stale_since
     for change in [&stale as &dyn Fn(&Context), &paused] {
         let world = world("100%");
         let ctx = world.context();
+        let moves = vec![move_of(&ctx, &["c", "other"])];
         change(&ctx);
-        assert_eq!(start_all(&ctx, both(), DisruptionReason::Drifted).await, 0);
+        assert_eq!(begin(&ctx, &[], moves, DisruptionReason::Drifted).await, 0);
+        start_empty(&ctx, both()).await;
         assert!(marked(&world).is_empty());
     }
 }
@@ -147,11 +183,10 @@ async fn nothing_begins_when_disruption_was_paused_or_a_watch_became_stale_since
 async fn two_choices_share_one_budget() {
     let world = world("1");
     let ctx = world.context();
-    let (empty, drifted) = tokio::join!(
-        start_all(&ctx, vec!["c".into()], DisruptionReason::Empty),
-        start_all(&ctx, vec!["other".into()], DisruptionReason::Drifted)
-    );
-    assert_eq!((empty, drifted, marked(&world).len()), (1, 0, 1));
+    let other = vec![move_of(&ctx, &["other"])];
+    let ((), drifted) =
+        tokio::join!(start_empty(&ctx, vec!["c".into()]), begin(&ctx, &[], other, DisruptionReason::Drifted));
+    assert_eq!((drifted, marked(&world)), (0, vec!["c"]));
 }
 
 #[tokio::test]
@@ -169,16 +204,155 @@ async fn a_node_that_is_left_out_of_plans_has_no_simulated_removal() {
 /// The choice of empty nodes took time.
 #[tokio::test]
 async fn a_node_that_pods_were_planned_on_since_the_choice_is_not_marked_as_empty() {
-    for (reason, expected) in [(DisruptionReason::Empty, &["other"][..]), (DisruptionReason::Drifted, &["c", "other"])]
-    {
-        let world = world("100%");
-        let pending = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
-        world.api.put(&pod("a", &json!({"status": {"conditions": [pending]}})));
-        let ctx = world.context();
-        let plan = json!({"metadata": {"annotations": {(labels::PLANNED_PODS): "[\"n/a\"]",
-            (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"}}});
-        ctx.patch_claim("c", &plan).await.unwrap();
-        assert_eq!(start_all(&ctx, both(), reason).await, expected.len());
-        assert_eq!(marked(&world), expected, "{}", reason.as_str());
+    let world = world("100%");
+    let pending = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
+    world.api.put(&pod("a", &json!({"status": {"conditions": [pending]}})));
+    let ctx = world.context();
+    let plan = json!({"metadata": {"annotations": {(labels::PLANNED_PODS): "[\"n/a\"]",
+        (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"}}});
+    ctx.patch_claim("c", &plan).await.unwrap();
+    start_empty(&ctx, both()).await;
+    assert_eq!(marked(&world), ["other"]);
+}
+
+/// A decision that begins, and the pass of the loop of marks after it.
+async fn decided(ctx: Arc<Context>) -> String {
+    let pools = Arc::new(ctx.ready_pools());
+    let queue = EventQueue::start(&ctx);
+    let (mut memory, mut reports) = (Memory::default(), Reports::default());
+    let moves = consolidation::choose(&mut memory, &mut reports, &ctx, &pools, &queue).await;
+    let begun = begin(&ctx, &pools, moves, DisruptionReason::Underutilized).await;
+    let untainted = MarkedNodes::untainted(&ctx.cluster.read());
+    for claim in untainted {
+        let node = ctx.cluster.read().node_of(&claim).cloned().unwrap();
+        let _ = taint(&ctx, &node).await;
     }
+    format!("{begun} begun")
+}
+
+/// The room on a node that exists is written before the mark, and a failure before the mark takes it back.
+#[tokio::test]
+async fn a_move_to_a_node_that_exists_begins_under_every_failure() {
+    let setup = || {
+        let world = consolidation_world::world(&["p"], "100%");
+        add(&world, "light", "p", None, "100m");
+        add(&world, "other", "p", None, "1500m");
+        world
+    };
+    insta::assert_snapshot!(transcript(setup, decided).await, @r#"
+    undisturbed: 1 begun
+      PATCH nodeclaims/other {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME","stowage.dev/planned-owners":"{\"n/on-light\":{\"at_ms\":MILLIS,\"source\":\"light\",\"uid\":\"r\",\"until_ms\":MILLIS}}","stowage.dev/planned-pods":"[\"n/on-light\"]"}}}
+      PATCH nodeclaims/light {"metadata":{"annotations":{"stowage.dev/disrupting":"Underutilized/","stowage.dev/move":"{\"at\":\"TIME\",\"give_up\":\"TIME\",\"id\":\"light/TIME\",\"sources\":[\"light\"],\"usd_per_hour\":0.096}"},"resourceVersion":"3"}}
+      PATCH nodes/light {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"4"},"spec":{"taints":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
+      event Normal Unconsolidatable on NodeClaim/other: node stays: can't replace with a cheaper node: the new nodes for its pods would cost as much or more. It costs 0.0960 USD/h
+      event Normal Unconsolidatable on Node/other: node stays: can't replace with a cheaper node: the new nodes for its pods would cost as much or more. It costs 0.0960 USD/h
+      event Normal DisruptionTerminating on NodeClaim/light: disrupting node: Underutilized
+      changes nodeclaims/light (metadata.annotations), nodeclaims/other (metadata.annotations), nodes/light (metadata.labels spec.taints)
+    again: 0 begun, no write, as undisturbed
+    PATCH nodeclaims/other
+      written by another: 1 begun; again: 0 begun, no write, as undisturbed
+      409 | 422: 0 begun; again: 1 begun, 3 writes, as undisturbed
+      404: 0 begun; again: 0 begun, no write, differs: nodeclaims/light (metadata.annotations), nodes/light (metadata.labels spec.taints), -nodeclaims/other
+      429, Retry-After 2 s, once: 1 begun, sent 2 times in 2 s; again: 0 begun, no write, as undisturbed
+      504: 0 begun, sent 7 times; again: 1 begun, 3 writes, as undisturbed
+      no answer: waits forever; again: 1 begun, 3 writes, as undisturbed
+      lost answer: 0 begun, sent 2 times; again: 1 begun, 3 writes, as undisturbed
+      crash before: stopped; again: 1 begun, 3 writes, as undisturbed
+      crash after: stopped; again: 1 begun, 2 writes, as undisturbed
+    PATCH nodeclaims/light
+      written by another: 1 begun, sent 2 times; again: 0 begun, no write, as undisturbed
+      409: 1 begun, sent 8 times; again: 1 begun, 2 writes, as undisturbed
+      404: 1 begun; again: 0 begun, no write, differs: nodes/light (metadata.labels spec.taints), -nodeclaims/light
+      422: 1 begun; again: 1 begun, 2 writes, as undisturbed
+      429, Retry-After 2 s, once: 1 begun, sent 2 times in 2 s; again: 0 begun, no write, as undisturbed
+      504: 1 begun, sent 7 times; again: 1 begun, 2 writes, as undisturbed
+      no answer: waits forever; again: 1 begun, 2 writes, as undisturbed
+      lost answer: 1 begun; again: 0 begun, no write, as undisturbed
+      crash before: stopped; again: 1 begun, 2 writes, as undisturbed
+      crash after: stopped; again: 0 begun, 1 write, as undisturbed
+    PATCH nodes/light
+      written by another: 1 begun, sent 2 times; again: 0 begun, no write, as undisturbed
+      409: 1 begun, sent 9 times; again: 0 begun, 1 write, as undisturbed
+      404: 1 begun; again: 0 begun, no write, differs: -nodes/light
+      422: 1 begun, sent 2 times; again: 0 begun, 1 write, as undisturbed
+      429, Retry-After 2 s, once: 1 begun, sent 2 times in 2 s; again: 0 begun, no write, as undisturbed
+      504: 1 begun, sent 14 times; again: 0 begun, 1 write, as undisturbed
+      no answer: waits forever; again: 0 begun, 1 write, as undisturbed
+      lost answer: 1 begun; again: 0 begun, no write, as undisturbed
+      crash before: stopped; again: 0 begun, 1 write, as undisturbed
+      crash after: stopped; again: 0 begun, no write, as undisturbed
+    "#);
+}
+
+/// The new node is written before the mark, with the most that it may cost, and is never created twice.
+#[tokio::test]
+async fn f4_a_move_to_a_new_node_begins_under_every_failure() {
+    let setup = || {
+        let world = consolidation_world::world(&["p"], "100%");
+        add_of_type(&world, "big", "p", None, "1500m", ("m5.4xlarge", "16"));
+        world
+    };
+    insta::assert_snapshot!(transcript(setup, decided).await, @r#"
+    undisturbed: 1 begun
+      POST nodeclaims {"apiVersion":"karpenter.sh/v1","kind":"NodeClaim","metadata":{"annotations":{"karpenter.sh/nodepool-hash":"6821555240594823858","karpenter.sh/nodepool-hash-version":"v3","stowage.dev/hold-until":"TIME","stowage.dev/max-price":"0.729600","stowage.dev/planned-offering":"m5.large/z/on-demand","stowage.dev/planned-owners":"{\"n/on-big\":{\"at_ms\":MILLIS,\"source\":\"big\",\"uid\":\"r\",\"until_ms\":MILLIS}}","stowage.dev/planned-pods":"[\"n/on-big\"]"},"finalizers":["karpenter.sh/termination"],"generateName":"p-","labels":{"karpenter.k8s.aws/ec2nodeclass":"default","karpenter.sh/nodepool":"p"},"ownerReferences":[{"apiVersion":"karpenter.sh/v1","blockOwnerDeletion":true,"kind":"NodePool","name":"p","uid":"uid-p"}]},"spec":{"expireAfter":"720h","nodeClassRef":{"group":"karpenter.k8s.aws","kind":"EC2NodeClass","name":"default"},"requirements":[{"key":"node.kubernetes.io/instance-type","operator":"In","values":["m5.large","m5.4xlarge"]},{"key":"topology.kubernetes.io/zone","operator":"In","values":["z"]},{"key":"karpenter.sh/capacity-type","operator":"In","values":["on-demand"]}],"resources":{"requests":{"cpu":"1500m","pods":"1"}}}}
+      PATCH nodeclaims/big {"metadata":{"annotations":{"stowage.dev/disrupting":"Underutilized/","stowage.dev/move":"{\"at\":\"TIME\",\"give_up\":\"TIME\",\"id\":\"big/TIME\",\"sources\":[\"big\"],\"usd_per_hour\":0.672}"},"resourceVersion":"3"}}
+      PATCH nodes/big {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"4"},"spec":{"taints":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
+      event Normal DisruptionTerminating on NodeClaim/big: disrupting node: Underutilized
+      changes nodeclaims/big (metadata.annotations), +nodeclaims/p-1, nodes/big (metadata.labels spec.taints)
+    again: 0 begun, no write, as undisturbed
+    POST nodeclaims
+      written by another | 404: 1 begun; again: 0 begun, no write, as undisturbed
+      409 | 422: 0 begun; again: 1 begun, 3 writes, as undisturbed
+      429, Retry-After 2 s, once: 1 begun, sent 2 times in 2 s; again: 0 begun, no write, as undisturbed
+      504: 0 begun, sent 7 times; again: 1 begun, 3 writes, as undisturbed
+      no answer: waits forever; again: 1 begun, 3 writes, as undisturbed
+      lost answer: 0 begun; again: 1 begun, 2 writes, differs: nodeclaims/big (metadata.annotations)
+      crash before: stopped; again: 1 begun, 3 writes, as undisturbed
+      crash after: stopped; again: 1 begun, 2 writes, differs: nodeclaims/big (metadata.annotations)
+    PATCH nodeclaims/big
+      written by another: 1 begun, sent 2 times; again: 0 begun, no write, as undisturbed
+      409: 1 begun, sent 8 times; again: 1 begun, 2 writes, differs: nodeclaims/big (metadata.annotations)
+      404: 1 begun; again: 0 begun, no write, differs: nodes/big (metadata.labels spec.taints), -nodeclaims/big
+      422: 1 begun; again: 1 begun, 2 writes, differs: nodeclaims/big (metadata.annotations)
+      429, Retry-After 2 s, once: 1 begun, sent 2 times in 2 s; again: 0 begun, no write, as undisturbed
+      504: 1 begun, sent 7 times; again: 1 begun, 2 writes, differs: nodeclaims/big (metadata.annotations)
+      no answer: waits forever; again: 1 begun, 2 writes, differs: nodeclaims/big (metadata.annotations)
+      lost answer: 1 begun; again: 0 begun, no write, as undisturbed
+      crash before: stopped; again: 1 begun, 2 writes, differs: nodeclaims/big (metadata.annotations)
+      crash after: stopped; again: 0 begun, 1 write, as undisturbed
+    PATCH nodes/big
+      written by another: 1 begun, sent 2 times; again: 0 begun, no write, as undisturbed
+      409: 1 begun, sent 9 times; again: 0 begun, 1 write, as undisturbed
+      404: 1 begun; again: 0 begun, no write, differs: -nodes/big
+      422: 1 begun, sent 2 times; again: 0 begun, 1 write, as undisturbed
+      429, Retry-After 2 s, once: 1 begun, sent 2 times in 2 s; again: 0 begun, no write, as undisturbed
+      504: 1 begun, sent 14 times; again: 0 begun, 1 write, as undisturbed
+      no answer: waits forever; again: 0 begun, 1 write, as undisturbed
+      lost answer: 1 begun; again: 0 begun, no write, as undisturbed
+      crash before: stopped; again: 0 begun, 1 write, as undisturbed
+      crash after: stopped; again: 0 begun, no write, as undisturbed
+    "#);
+}
+
+/// Other pods took the room between the decision and its writes.
+#[tokio::test]
+async fn a_move_whose_room_was_taken_is_dropped_before_any_mark() {
+    let world = consolidation_world::world(&["p"], "100%");
+    add(&world, "light", "p", None, "400m");
+    add(&world, "other", "p", None, "1500m");
+    let ctx = world.context();
+    let pools = Arc::new(ctx.ready_pools());
+    let (mut memory, mut reports, queue) = (Memory::default(), Reports::default(), EventQueue::start(&ctx));
+    let moves = consolidation::choose(&mut memory, &mut reports, &ctx, &pools, &queue).await;
+    assert_eq!(moves.len(), 1);
+    let taken = json!({"spec": {"nodeName": "other", "containers": [{"name": "c", "resources": {"requests": {"cpu": "300m"}}}]}});
+    ctx.cluster.update(|state| state.apply_pod(&pod("taken", &taken), clock::now()));
+    assert_eq!(begin(&ctx, &pools, moves, DisruptionReason::Underutilized).await, 0);
+    assert_eq!(world.api.lines(), ["PATCH nodeclaims/other", "PATCH nodeclaims/other"]);
+    let annotations = world.api.stored("nodeclaims/other").unwrap()["metadata"]["annotations"].clone();
+    assert_eq!(
+        (&annotations[labels::PLANNED_PODS], &annotations[labels::PLANNED_OWNERS]),
+        (&json!("[]"), &json!("{}"))
+    );
+    assert!(lock(&ctx.abandoned).is_empty(), "another room may be free");
 }

@@ -112,7 +112,7 @@ async fn a_voluntary_mark_does_not_replace_an_interruption_that_it_has_not_obser
     let marked = async |ctx: &Context, reason: DisruptionReason, deadline: Option<i64>| {
         let claim = ctx.cluster.read().claims["c"].clone();
         let deadline = deadline.map(UnixMillis);
-        mark(ctx, &claim, DisruptionMark { reason, deadline }).await.unwrap();
+        mark(ctx, &claim, DisruptionMark { reason, deadline }, None).await.unwrap();
     };
     marked(&early, DisruptionReason::SpotInterruption, Some(2_000)).await;
     let node = serde_json::from_value(world.api.stored("nodes/x").unwrap()).unwrap();
@@ -131,7 +131,7 @@ async fn an_earlier_deadline_stays() {
         let claim = ctx.cluster.read().claims["c"].clone();
         let deadline = deadline.map(UnixMillis);
         let new = DisruptionMark { reason: DisruptionReason::ScheduledChange, deadline };
-        mark(&ctx, &claim, new).await.unwrap();
+        mark(&ctx, &claim, new, None).await.unwrap();
         world.api.stored("nodeclaims/c").unwrap()["metadata"]["annotations"][labels::DISRUPTING].clone()
     };
     assert_eq!(written(None).await, "ScheduledChange/");
@@ -145,7 +145,7 @@ async fn an_earlier_deadline_stays() {
 async fn a_marked_claim_whose_pods_have_moved_is_deleted_under_every_failure() {
     let marked = || {
         let world = World { watched: false, ..world() };
-        let meta = json!({"annotations": {(labels::DISRUPTING): "Underutilized/"}, "finalizers": [labels::TERMINATION_FINALIZER]});
+        let meta = json!({"annotations": {(labels::DISRUPTING): "SpotInterruption/2099-01-01T00:00:00Z"}, "finalizers": [labels::TERMINATION_FINALIZER]});
         world.api.put(&claim("c", &json!({"metadata": meta, "status": launched("i-1", &["Launched"])})));
         let mut empty = meta.clone();
         empty["annotations"][labels::DISRUPTING] = json!("Empty/");
@@ -160,6 +160,8 @@ async fn a_marked_claim_whose_pods_have_moved_is_deleted_under_every_failure() {
     insta::assert_snapshot!(text, @r#"
     undisturbed: waits
       DELETE nodeclaims/c {"preconditions":{"uid":"uid-c"}}
+      event Warning TerminatingOnInterruption on NodeClaim/c: replacement is ready or the deadline has passed; terminating
+      event Warning TerminatingOnInterruption on Node/x: replacement is ready or the deadline has passed; terminating
       changes nodeclaims/c (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     again: waits, no write, as undisturbed
     DELETE nodeclaims/c
@@ -338,10 +340,10 @@ async fn a_mass_spot_interruption_that_ec2_confirms_drains_every_node_at_once() 
 }
 
 #[tokio::test]
-async fn the_emergency_stop_holds_back_voluntary_disruption_and_no_interruption() {
+async fn the_emergency_stop_holds_back_no_interruption() {
     for (mark, paused, departs) in [
-        ("Underutilized/", "none", true),
-        ("Underutilized/", "all", false),
+        ("Underutilized/", "none", false),
+        ("SpotInterruption/1970-01-01T00:00:01Z", "none", true),
         ("SpotInterruption/1970-01-01T00:00:01Z", "all", true),
     ] {
         let world = World { watched: false, ..world() };

@@ -389,7 +389,7 @@ fn the_objective_is_within_five_percent_of_exhaustive_search_with_the_planner() 
         let worth = |mask: u32| {
             let set = (0..consolidation.candidates()).filter(|at| mask >> at & 1 == 1).collect();
             let outcome = simulate(&consolidation.claims(&set));
-            if outcome.obstacles.is_empty() { consolidation.worth(&set, &outcome).worth } else { 0 }
+            if outcome.obstacles.is_empty() { consolidation.worth(&set, &outcome.purchases).worth } else { 0 }
         };
         let best = (0..1 << consolidation.candidates()).map(worth).max().unwrap();
         let decision = consolidation.decide(&mut memory, 0, |set| Some(simulate(set)), NOW);

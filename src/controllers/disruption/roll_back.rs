@@ -1,0 +1,71 @@
+//! Takes a move back: the room that is reserved for its pods, new nodes that are not launched yet, and the marks of its sources.
+
+use std::collections::BTreeSet;
+
+use futures::{StreamExt, stream};
+use kube::ResourceExt;
+use serde_json::json;
+
+use crate::controllers::context::{Context, ignore_not_found};
+use crate::controllers::deletion::request_deletion;
+use crate::controllers::disruption::mark::unmark;
+use crate::decisions::disruption::progress::Progress;
+use crate::decisions::provisioning::plan_changes::without_pods;
+use crate::state::object_ext::NodeClaimExt;
+use crate::state::pods::PodRecord;
+use crate::sync::lock;
+
+/// Claims that are written concurrently.
+const CONCURRENCY: usize = 16;
+
+/// Rolls a move back: its marks go last, so that a failure before is found again.
+pub async fn roll_back(ctx: &Context, one: &Progress, why: &str) {
+    let sources: Vec<String> = one.sources.iter().map(|claim| claim.name_any()).collect();
+    tracing::info!(id = one.record.id, ?sources, why, "disruption canceled");
+    let pods: BTreeSet<String> = {
+        let state = ctx.cluster.read();
+        let nodes = one.sources.iter().filter_map(|claim| state.node_of(claim)).map(|node| node.name_any());
+        nodes.flat_map(|node| state.pods_on(&node).map(PodRecord::key).collect::<Vec<_>>()).collect()
+    };
+    if !release(ctx, &pods.iter().map(String::as_str).collect()).await {
+        return;
+    }
+    lock(&ctx.abandoned).extend(sources);
+    stream::iter(&one.sources)
+        .for_each_concurrent(CONCURRENCY, |claim| async move {
+            if let Err(error) = unmark(ctx, claim).await {
+                tracing::warn!(claim = claim.name_any(), %error, "failed to cancel disruption, retrying");
+            }
+        })
+        .await;
+}
+
+/// Withdraws the room that is reserved for these pods, and deletes the NodeClaims that nobody else needs and that are not launched. Returns whether
+/// everything was written.
+pub async fn release(ctx: &Context, pods: &BTreeSet<&str>) -> bool {
+    let plans = {
+        let state = ctx.cluster.read();
+        let mut plans = without_pods(&state, pods);
+        let reserves = |claim: &String| {
+            state.planned.get(claim).is_some_and(|plan| plan.owners.keys().any(|pod| pods.contains(&**pod)))
+        };
+        plans.retain(|(claim, _)| reserves(claim));
+        plans
+    };
+    let released = stream::iter(plans).map(|(name, plan)| async move {
+        let claim = ctx.cluster.read().claims.get(&name).cloned();
+        let is_launched = claim.as_ref().is_none_or(|claim| claim.provider_id().is_some());
+        let written = if let Some(claim) = claim.filter(|_| plan.pods.is_empty() && !is_launched) {
+            request_deletion(ctx, &claim).await
+        } else {
+            let patch = json!({"metadata": {"annotations": plan.annotations()}});
+            ignore_not_found(ctx.patch_claim(&name, &patch).await)
+        };
+        written
+            .inspect_err(
+                |error| tracing::warn!(claim = name, %error, "failed to withdraw plan from node claim, retrying"),
+            )
+            .is_ok()
+    });
+    released.buffer_unordered(CONCURRENCY).fold(true, |all, written| async move { all && written }).await
+}

@@ -1,0 +1,150 @@
+//! Moves: the removal of nodes with a place for every pod of them, divided into parts that do not depend on each other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::decisions::disruption::node_facts::NodeFacts;
+use crate::model::units::MicroUsd;
+use crate::planner::output::plan::{ExistingNodePlacement, Plan, PlannedNode};
+use crate::state::snapshot::Snapshot;
+
+/// Nodes that are removed together, and where their pods go.
+#[derive(Clone, Debug)]
+pub struct Move {
+    /// The removed nodes as they were when the move was planned, by NodeClaim.
+    pub sources: BTreeMap<String, Arc<NodeFacts>>,
+    /// What it was planned in; shared with the other moves of a decision.
+    pub snapshot: Arc<Snapshot>,
+    /// The places of the pods of its sources.
+    pub plan: Plan,
+    /// Hourly price of the sources less that of the new nodes.
+    pub saving: MicroUsd,
+}
+
+impl Move {
+    /// Planned price of the new nodes per hour, by NodePool.
+    pub fn purchases(&self) -> BTreeMap<Arc<str>, MicroUsd> {
+        let mut out: BTreeMap<Arc<str>, MicroUsd> = BTreeMap::new();
+        for node in &self.plan.new_nodes {
+            let pool = &self.snapshot.problem.pools[node.pool].name;
+            out.entry(Arc::clone(pool)).or_default().0 += price(node);
+        }
+        out
+    }
+
+    /// Limits what the launches may cost: together at most `extra` more per hour than planned, in proportion to the planned prices.
+    pub fn limit_prices(&mut self, extra: MicroUsd) {
+        let total: i64 = self.plan.new_nodes.iter().map(price).sum();
+        for node in &mut self.plan.new_nodes {
+            let planned = price(node);
+            let share = i128::from(extra.0.max(0)) * i128::from(planned) / i128::from(total.max(1));
+            let most = MicroUsd(planned.saturating_add(i64::try_from(share).unwrap_or(i64::MAX)));
+            node.max_price = Some(node.max_price.map_or(most, |known| known.min(most)));
+        }
+    }
+
+    /// NodeClaims of the nodes that exist and take pods.
+    pub fn targets(&self) -> impl Iterator<Item = &String> {
+        let refs = self.plan.placements.iter().map(|placement| &self.snapshot.node_refs[placement.node]);
+        refs.filter_map(|node_ref| node_ref.claim.as_ref())
+    }
+
+    /// The NodeClaim that each pod is moved from.
+    pub fn claims_by_pod(&self) -> BTreeMap<Arc<str>, String> {
+        let of_source = |(claim, facts): (&String, &Arc<NodeFacts>)| {
+            facts.pods.iter().map(|entry| (Arc::clone(&entry.key), claim.clone())).collect::<Vec<_>>()
+        };
+        self.sources.iter().flat_map(of_source).collect()
+    }
+
+    /// Keys of the pods of its plan.
+    pub fn pods(&self) -> BTreeSet<&str> {
+        self.plan.pods().map(|pod| &*self.snapshot.problem.pods[pod].key).collect()
+    }
+}
+
+fn price(node: &PlannedNode) -> i64 {
+    node.choices.first().map_or(0, |choice| choice.price.0)
+}
+
+/// Divides a plan for the pods of these nodes: nodes whose pods share a new node are removed together, others by themselves. Room on nodes
+/// that exist is kept for each pod, so that it connects none. `source_of` is the NodeClaim of a pod of the plan; pods without one wait.
+pub fn split<'c>(
+    sources: &BTreeMap<String, Arc<NodeFacts>>,
+    snapshot: &Arc<Snapshot>,
+    plan: &Plan,
+    source_of: impl Fn(usize) -> Option<&'c str>,
+) -> Vec<Move> {
+    let mut parts = Parts::new(sources.keys().map(String::as_str));
+    for node in &plan.new_nodes {
+        let mut claims = node.pods.iter().filter_map(|pod| source_of(*pod));
+        if let Some(first) = claims.next() {
+            claims.for_each(|other| parts.join(first, other));
+        }
+    }
+    let mut moves: BTreeMap<String, Move> = BTreeMap::new();
+    for (claim, facts) in sources {
+        let part = parts.find(claim).to_owned();
+        let one = moves.entry(part).or_insert_with(|| Move {
+            sources: BTreeMap::new(),
+            snapshot: Arc::clone(snapshot),
+            plan: Plan::default(),
+            saving: MicroUsd(0),
+        });
+        one.saving.0 += facts.price.0;
+        one.sources.insert(claim.clone(), Arc::clone(facts));
+    }
+    for node in &plan.new_nodes {
+        let claim = node.pods.iter().find_map(|pod| source_of(*pod));
+        if let Some(one) = claim.and_then(|claim| moves.get_mut(parts.find(claim))) {
+            one.saving.0 -= price(node);
+            one.plan.cost.0 += price(node);
+            one.plan.new_nodes.push(node.clone());
+        }
+    }
+    for placement in &plan.placements {
+        let mut of_part: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for pod in &placement.pods {
+            if let Some(claim) = source_of(*pod) {
+                of_part.entry(parts.find(claim)).or_default().push(*pod);
+            }
+        }
+        for (part, pods) in of_part {
+            if let Some(one) = moves.get_mut(part) {
+                one.plan.placements.push(ExistingNodePlacement { node: placement.node, pods });
+            }
+        }
+    }
+    moves.into_values().collect()
+}
+
+/// Claims in disjoint sets, each with the least of its claims as its name.
+struct Parts<'c>(BTreeMap<&'c str, &'c str>);
+
+impl<'c> Parts<'c> {
+    fn new(claims: impl Iterator<Item = &'c str>) -> Self {
+        Self(claims.map(|claim| (claim, claim)).collect())
+    }
+
+    fn find<'a>(&'a self, claim: &'a str) -> &'a str
+    where
+        'c: 'a,
+    {
+        let mut at = claim;
+        while let Some(next) = self.0.get(at).filter(|next| **next != at) {
+            at = next;
+        }
+        at
+    }
+
+    fn join(&mut self, a: &str, b: &str) {
+        let known = |claim: &str| self.0.get_key_value(self.find(claim)).map(|(name, _)| *name);
+        if let (Some(a), Some(b)) = (known(a), known(b)) {
+            let (least, other) = (a.min(b), a.max(b));
+            self.0.insert(other, least);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+//! The progress of moves, from the objects alone: whoever leads goes on from there.
+//!
+//! A move waits until the pods of all its sources have room on nodes that are initialized; then its sources are deleted. Before that it is rolled
+//! back when a pod has no room any more, when something protects a source now, and when it is given up.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::ResourceExt;
+
+use crate::api::{NodeClaim, conditions};
+use crate::decisions::disruption::blockers::{Blocker, budget_block, protection};
+use crate::decisions::disruption::mark::DisruptionMark;
+use crate::decisions::disruption::move_record::MoveRecord;
+use crate::decisions::disruption::reason::DisruptionReason;
+use crate::model::time::UnixMillis;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
+use crate::state::plan_record::Holds;
+use crate::state::pods::PodRecord;
+use crate::state::tables::ClusterState;
+
+/// A source that is not marked this long after its move began will not be.
+const MARKING: Duration = Duration::from_secs(30);
+
+/// A move is rolled back if its sources are still there after this time.
+pub fn give_up_after(reason: DisruptionReason) -> Duration {
+    if reason == DisruptionReason::Underutilized { Duration::from_mins(5) } else { Duration::from_mins(10) }
+}
+
+/// What a move does next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    Wait,
+    /// Delete these claims: their pods have room elsewhere.
+    Depart(Vec<Arc<NodeClaim>>),
+    /// Undo it, for this reason. Sources that are deleted already stay so.
+    RollBack(String),
+}
+
+/// A move, by its sources that are marked and not deleted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Progress {
+    pub record: MoveRecord,
+    pub reason: DisruptionReason,
+    pub sources: Vec<Arc<NodeClaim>>,
+    pub step: Step,
+}
+
+/// The record of the move that a claim is a source of, if it is marked for it and not deleted. An interruption ends its part in the move.
+pub fn source_of(claim: &NodeClaim) -> Option<(MoveRecord, DisruptionReason)> {
+    let mark = DisruptionMark::of(claim).filter(|mark| mark.deadline.is_none() && !claim.is_deleting())?;
+    let is_voluntary = matches!(mark.reason, DisruptionReason::Underutilized | DisruptionReason::Drifted);
+    Some((MoveRecord::of(claim).filter(|_| is_voluntary)?, mark.reason))
+}
+
+/// Every move that has sources which are not deleted.
+pub fn progress(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<Progress> {
+    let mut moves: BTreeMap<String, Progress> = BTreeMap::new();
+    for claim in state.claim_index.leaving.iter().filter_map(|name| state.claims.get(name)) {
+        let Some((record, reason)) = source_of(claim) else { continue };
+        let fresh = |record: MoveRecord| Progress { record, reason, sources: Vec::new(), step: Step::Wait };
+        moves.entry(record.id.clone()).or_insert_with(|| fresh(record)).sources.push(Arc::clone(claim));
+    }
+    if moves.is_empty() {
+        return Vec::new();
+    }
+    let room = Room::of(state, holds);
+    let mut moves: Vec<Progress> = moves.into_values().collect();
+    for one in &mut moves {
+        one.step = step(state, &room, one, now);
+    }
+    moves
+}
+
+/// Pods of sources that have room elsewhere, and those of them whose new node is initialized.
+struct Room<'a> {
+    held: HashSet<&'a str>,
+    ready: HashSet<&'a str>,
+}
+
+impl<'a> Room<'a> {
+    fn of(state: &ClusterState, holds: &'a Holds) -> Self {
+        let mut out = Self { held: HashSet::new(), ready: HashSet::new() };
+        for (claim, holds) in &holds.by_claim {
+            let is_initialized =
+                state.claims.get(claim).is_some_and(|claim| claim.has_condition(conditions::INITIALIZED));
+            for hold in holds.iter().filter(|hold| hold.owner.is_some()) {
+                out.held.insert(&hold.original);
+                if is_initialized {
+                    out.ready.insert(&hold.original);
+                }
+            }
+        }
+        out
+    }
+}
+
+fn step(state: &ClusterState, room: &Room<'_>, one: &Progress, now: UnixMillis) -> Step {
+    let record = &one.record;
+    if let Some(name) = record.sources.iter().find(|name| is_unmarked(state, name, record)) {
+        if record.at.is_older_than(MARKING, now) {
+            return Step::RollBack(format!("NodeClaim {name} is not marked"));
+        }
+        return Step::Wait;
+    }
+    let mut ready = Vec::new();
+    for claim in &one.sources {
+        let Some(node) = state.node_of(claim) else {
+            ready.push(Arc::clone(claim));
+            continue;
+        };
+        let name = node.name_any();
+        if let Some(blocker) = blocker(state, claim, one.reason) {
+            return Step::RollBack(blocker.to_string());
+        }
+        let moving = state.pods_on(&name).filter(|pod| pod.reschedulable());
+        let moving: Vec<String> = moving
+            .filter(|pod| pod.entry.as_ref().is_ok_and(|entry| entry.owner.is_some()))
+            .map(PodRecord::key)
+            .collect();
+        if let Some(pod) = moving.iter().find(|pod| !room.held.contains(&***pod)) {
+            return Step::RollBack(format!("no room is reserved for pod {pod} of node {name}"));
+        }
+        let may_drain = claim.spec.termination_grace_period.is_some() || budget_block(state, &name).is_none();
+        if may_drain && moving.iter().all(|pod| room.ready.contains(&**pod)) {
+            ready.push(Arc::clone(claim));
+        }
+    }
+    let has_begun = record.sources.iter().any(|name| state.claims.get(name).is_none_or(|claim| claim.is_deleting()));
+    if !ready.is_empty() && (has_begun || ready.len() == one.sources.len()) {
+        Step::Depart(ready)
+    } else if record.give_up <= now {
+        Step::RollBack("its pods found no other node in time".to_owned())
+    } else {
+        Step::Wait
+    }
+}
+
+/// Whether a source of a move lacks its mark, although nothing else removes its node.
+fn is_unmarked(state: &ClusterState, name: &str, record: &MoveRecord) -> bool {
+    let Some(claim) = state.claims.get(name).filter(|claim| !claim.is_deleting()) else { return false };
+    let of_move = source_of(claim).is_some_and(|(of_claim, _)| of_claim.id == record.id);
+    let has_deadline = DisruptionMark::of(claim).is_some_and(|mark| mark.deadline.is_some());
+    !of_move && !has_deadline
+}
+
+/// What protects a source since its move began. A drifted node with a `terminationGracePeriod` is protected by its own annotation only.
+fn blocker(state: &ClusterState, claim: &NodeClaim, reason: DisruptionReason) -> Option<Blocker> {
+    let node = state.node_of(claim)?;
+    if reason == DisruptionReason::Drifted && claim.spec.termination_grace_period.is_some() {
+        return node.is_protected().then_some(Blocker::NodeProtected);
+    }
+    protection(state, node)
+}
+
+#[cfg(test)]
+mod tests;

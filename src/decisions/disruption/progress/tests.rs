@@ -1,0 +1,195 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::decisions::holds::resolve;
+use crate::model::labels;
+use crate::test_support::objects;
+
+const NOW: UnixMillis = UnixMillis(1_000_000);
+const MINUTE: Duration = Duration::from_mins(1);
+
+fn record(sources: &[&str]) -> MoveRecord {
+    let sources = sources.iter().map(|name| (*name).to_owned()).collect();
+    MoveRecord { id: "m".into(), at: NOW, give_up: NOW + MINUTE * 5, sources, usd_per_hour: 0.1 }
+}
+
+/// A claim with these annotations, and its node of the same name.
+fn put_node(state: &mut ClusterState, name: &str, annotations: &Value, initialized: bool) {
+    let conditions: &[&str] = if initialized { &["Initialized"] } else { &[] };
+    let meta = json!({"annotations": annotations, "finalizers": ["f"]});
+    state.apply_claim(objects::claim(name, &json!({"metadata": meta, "status": objects::launched(name, conditions)})));
+    state.apply_node(objects::node(name, &json!({"spec": {"providerID": format!("aws:///z/{name}")}})));
+}
+
+fn put_pod(state: &mut ClusterState, name: &str, node: &str, annotations: &Value) {
+    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
+    let meta = json!({"ownerReferences": [owner], "annotations": annotations, "labels": {"app": "a"}});
+    state.apply_pod(&objects::pod(name, &json!({"metadata": meta, "spec": {"nodeName": node}})), UnixMillis(1));
+}
+
+fn marked(reason: &str, sources: &[&str]) -> Value {
+    json!({(labels::DISRUPTING): reason, (labels::MOVE): record(sources).annotation()})
+}
+
+/// Room for pods, kept until a time.
+fn room(pods: &[&str], until: UnixMillis) -> Value {
+    let owner = json!({"uid": "r", "at_ms": NOW.0, "until_ms": until.0});
+    let keys: Vec<String> = pods.iter().map(|pod| format!("n/{pod}")).collect();
+    let owners: serde_json::Map<String, Value> = keys.iter().map(|key| (key.clone(), owner.clone())).collect();
+    json!({(labels::PLANNED_PODS): json!(keys).to_string(), (labels::PLANNED_OWNERS): json!(owners).to_string(),
+        (labels::HOLD_UNTIL): NOW.rfc3339()})
+}
+
+/// The sources a and b of one move with a pod each, whose room is on `old` and on `new`.
+fn state() -> ClusterState {
+    let mut state = ClusterState::default();
+    for name in ["a", "b"] {
+        put_node(&mut state, name, &marked("Underutilized/", &["a", "b"]), true);
+        put_pod(&mut state, &format!("on-{name}"), name, &json!({}));
+    }
+    put_node(&mut state, "old", &room(&["on-a"], NOW + MINUTE * 5), true);
+    put_node(&mut state, "new", &room(&["on-b"], NOW + MINUTE * 5), true);
+    state
+}
+
+/// What the only move does next.
+fn step_of(state: &ClusterState, now: UnixMillis) -> String {
+    let moves = progress(state, &resolve(state, now), now);
+    assert!(moves.len() <= 1);
+    match moves.first().map(|one| &one.step) {
+        None => "no move".into(),
+        Some(Step::Wait) => "wait".into(),
+        Some(Step::Depart(claims)) => {
+            format!("depart {}", claims.iter().map(|claim| claim.name_any()).collect::<Vec<_>>().join(" "))
+        }
+        Some(Step::RollBack(why)) => format!("roll back: {why}"),
+    }
+}
+
+fn mark_claim(state: &mut ClusterState, name: &str, patch: &Value) {
+    let mut claim = serde_json::to_value(&*state.claims[name]).unwrap();
+    json_patch::merge(&mut claim, patch);
+    state.apply_claim(serde_json::from_value(claim).unwrap());
+}
+
+#[test]
+fn a_move_departs_as_a_whole_when_all_its_pods_have_room_on_nodes_that_are_initialized() {
+    type Change = fn(&mut ClusterState);
+    let blocked: Change = |state| {
+        let spec = json!({"selector": {"matchLabels": {"app": "a"}}});
+        state.pod_budgets.apply(&objects::pod_budget("b", &json!({"spec": spec, "status": {"disruptionsAllowed": 0}})));
+    };
+    let boots: Change = |state| put_node(state, "new", &room(&["on-b"], NOW + MINUTE * 5), false);
+    let gone: Change = |state| state.delete_claim("new");
+    let leaves: Change = |state| {
+        let mut annotations = room(&["on-b"], NOW + MINUTE * 5);
+        annotations[labels::DISRUPTING] = json!("Drifted/");
+        put_node(state, "new", &annotations, true);
+    };
+    let expired: Change = |state| put_node(state, "new", &room(&["on-b"], NOW), true);
+    let another: Change = |state| put_pod(state, "late", "a", &json!({}));
+    let bare: Change =
+        |state| state.apply_pod(&objects::pod("bare", &json!({"spec": {"nodeName": "a"}})), UnixMillis(1));
+    let protected: Change = |state| put_pod(state, "on-a", "a", &json!({(labels::DO_NOT_DISRUPT): "true"}));
+    let ended: Change = |state| state.delete_pod("n/on-b", NOW);
+    let deleted: Change = |state| mark_claim(state, "a", &json!({"metadata": {"deletionTimestamp": NOW.rfc3339()}}));
+    let terminated: Change = |state| {
+        state.delete_pod("n/on-a", NOW);
+        state.delete_node("a");
+        state.delete_claim("a");
+    };
+    let interrupted: Change = |state| {
+        let mark = format!("SpotInterruption/{}", (NOW + MINUTE).rfc3339());
+        mark_claim(state, "a", &json!({"metadata": {"annotations": {(labels::DISRUPTING): mark}}}));
+    };
+    let unmarked: Change = |state| {
+        let nothing = json!({(labels::DISRUPTING): null, (labels::MOVE): null});
+        mark_claim(state, "a", &json!({"metadata": {"annotations": nothing}}));
+    };
+    for (case, changes, early, late) in [
+        ("ready", vec![], "depart a b", "depart a b"),
+        ("a node starts up", vec![boots], "wait", "roll back: its pods found no other node in time"),
+        ("a target is gone", vec![gone], "roll back: no room is reserved for pod n/on-b of node b", ""),
+        ("a target leaves", vec![leaves], "roll back: no room is reserved for pod n/on-b of node b", ""),
+        ("the room is given up", vec![expired], "roll back: no room is reserved for pod n/on-b of node b", ""),
+        ("another pod was bound", vec![another], "roll back: no room is reserved for pod n/late of node a", ""),
+        ("a pod without a controller", vec![bare], "depart a b", ""),
+        (
+            "a pod is protected now",
+            vec![protected],
+            "roll back: pod n/on-a has the annotation karpenter.sh/do-not-disrupt",
+            "",
+        ),
+        ("a pod ended", vec![ended], "depart a b", ""),
+        ("a budget forbids it", vec![blocked], "wait", "roll back: its pods found no other node in time"),
+        ("one departs", vec![deleted], "depart b", "depart b"),
+        (
+            "one departs, the other's node starts up",
+            vec![deleted, boots],
+            "wait",
+            "roll back: its pods found no other node in time",
+        ),
+        ("one has departed", vec![terminated], "depart b", ""),
+        ("one is interrupted", vec![interrupted], "depart b", ""),
+        ("a mark is missing", vec![unmarked], "wait", "roll back: NodeClaim a is not marked"),
+    ] {
+        let mut state = state();
+        for change in &changes {
+            change(&mut state);
+        }
+        assert_eq!(step_of(&state, NOW + Duration::from_secs(1)), early, "{case}");
+        if !late.is_empty() {
+            // The room of the pods ends with the move; what is decided first counts.
+            let at = NOW + MINUTE * 5 - Duration::from_secs(1);
+            let mut given_up = state;
+            for name in ["a", "b"] {
+                if let Some((mut record, _)) = given_up.claims.get(name).and_then(|claim| source_of(claim)) {
+                    record.give_up = at;
+                    let annotations = json!({(labels::MOVE): record.annotation()});
+                    mark_claim(&mut given_up, name, &json!({"metadata": {"annotations": annotations}}));
+                }
+            }
+            assert_eq!(step_of(&given_up, at), late, "{case}, when it is given up");
+        }
+    }
+}
+
+#[test]
+fn only_voluntary_marks_with_a_record_are_of_a_move() {
+    for (mark, with_record, of_move) in [
+        ("Underutilized/", true, true),
+        ("Drifted/", true, true),
+        ("Drifted/", false, false),
+        ("Empty/", true, false),
+        ("SpotInterruption/2026-01-01T00:00:00Z", true, false),
+        ("Drifted/2026-01-01T00:00:00Z", true, false),
+    ] {
+        let mut annotations = marked(mark, &["a"]);
+        if !with_record {
+            annotations[labels::MOVE] = json!("{}");
+        }
+        let claim = objects::claim("a", &json!({"metadata": {"annotations": annotations}}));
+        assert_eq!(source_of(&claim).is_some(), of_move, "{mark} {with_record}");
+    }
+    assert_eq!(give_up_after(DisruptionReason::Underutilized), MINUTE * 5);
+    assert_eq!(give_up_after(DisruptionReason::Drifted), MINUTE * 10);
+}
+
+#[test]
+fn a_drifted_node_with_a_grace_period_is_protected_by_its_own_annotation_only() {
+    for (grace, pod, node, expected) in [
+        (None, "true", "", "roll back: pod n/on-a has the annotation karpenter.sh/do-not-disrupt"),
+        (Some("1h"), "true", "", "depart a"),
+        (Some("1h"), "", "true", "roll back: its Node has the annotation karpenter.sh/do-not-disrupt"),
+    ] {
+        let mut state = ClusterState::default();
+        put_node(&mut state, "a", &marked("Drifted/", &["a"]), true);
+        mark_claim(&mut state, "a", &json!({"spec": {"terminationGracePeriod": grace}}));
+        let annotations = json!({(labels::DO_NOT_DISRUPT): node});
+        let spec = json!({"providerID": "aws:///z/a"});
+        state.apply_node(objects::node("a", &json!({"metadata": {"annotations": annotations}, "spec": spec})));
+        put_pod(&mut state, "on-a", "a", &json!({(labels::DO_NOT_DISRUPT): pod}));
+        put_node(&mut state, "old", &room(&["on-a"], NOW + MINUTE * 5), true);
+        assert_eq!(step_of(&state, NOW), expected, "{grace:?}");
+    }
+}

@@ -1,0 +1,73 @@
+//! A cluster on the fake API server whose nodes may be consolidated or replaced at once.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use crate::model::labels;
+use crate::model::offering::Catalog;
+use crate::test_support::cloud::FakeCloud;
+use crate::test_support::failures::World;
+use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::objects::{
+    catalog, claim, conditions_true, instance_type, launched, node, node_class, node_pool, offering, pod,
+};
+
+fn two_types() -> Catalog {
+    let mut catalog = catalog();
+    let resources = [("cpu", "16"), ("memory", "64Gi"), ("pods", "110")];
+    catalog.instance_types.push(Arc::new(instance_type("m5.4xlarge", &resources, vec![offering("z", 768_000)])));
+    catalog
+}
+
+/// NodePools that consolidate at once, within this budget.
+pub(crate) fn world(pools: &[&str], budget: &str) -> World {
+    let api = FakeApi::default();
+    let ready = json!({"conditions": conditions_true(&["Ready"])});
+    api.put(&node_class("default", &json!({"status": ready})));
+    for pool in pools {
+        let disruption = json!({"consolidateAfter": "0s", "budgets": [{"nodes": budget}]});
+        api.put(&node_pool(pool, &json!({"spec": {"disruption": disruption}, "status": ready})));
+    }
+    let world = World::new(api).with_cloud(FakeCloud { catalog: Arc::new(two_types()), ..FakeCloud::default() });
+    World { watched: true, ..world }
+}
+
+/// Adds an m5.large node, its claim of the same name, and a pod with this CPU request on it, for its NodePool only.
+pub(crate) fn add(world: &World, name: &str, pool: &str, condition: Option<&str>, cpu: &str) {
+    add_of_type(world, name, pool, condition, cpu, ("m5.large", "2"));
+}
+
+/// The same of another type, with this number of CPUs.
+pub(crate) fn add_of_type(
+    world: &World,
+    name: &str,
+    pool: &str,
+    condition: Option<&str>,
+    cpu: &str,
+    (instance_type, cpus): (&str, &str),
+) {
+    let size = json!({"cpu": cpus, "memory": "8Gi", "pods": "29"});
+    let labels = json!({(labels::NODE_POOL): pool, (labels::INSTANCE_TYPE): instance_type, (labels::ZONE): "z",
+        (labels::CAPACITY_TYPE): "on-demand", (labels::INITIALIZED): "true", (labels::HOSTNAME): name,
+        (labels::ARCH): "amd64", (labels::OS): "linux"});
+    let meta = json!({"labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"});
+    let mut status = launched(name, &["Launched", "Registered", "Initialized"]);
+    if let Some(condition) = condition {
+        status["conditions"].as_array_mut().unwrap().push(conditions_true(&[condition])[0].clone());
+    }
+    status["capacity"] = size.clone();
+    world.api.put(&claim(name, &json!({"metadata": meta, "spec": {"expireAfter": "Never"}, "status": status})));
+    let ready = json!({"capacity": size, "allocatable": size, "conditions": [{"type": "Ready", "status": "True"}]});
+    let mut meta_of_node = meta;
+    meta_of_node["uid"] = json!(format!("node-{name}"));
+    world.api.put(&node(
+        name,
+        &json!({"metadata": meta_of_node, "spec": {"providerID": format!("aws:///z/{name}")}, "status": ready}),
+    ));
+    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
+    let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
+    let meta = json!({"creationTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [owner]});
+    let spec = json!({"nodeName": name, "nodeSelector": {(labels::NODE_POOL): pool}, "containers": [container]});
+    world.api.put(&pod(&format!("on-{name}"), &json!({"metadata": meta, "spec": spec})));
+}
