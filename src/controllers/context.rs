@@ -1,6 +1,7 @@
 //! The dependencies of every controller, and its writes to the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -77,6 +78,7 @@ pub struct Context {
     pub last_consolidation: Mutex<Option<LastConsolidation>>,
     /// The nodes that would be disrupted, while disruption is only reported.
     pub reported: Mutex<BTreeMap<String, DisruptionReason>>,
+    pub plan_writes: PlanWrites,
     /// Held while chosen nodes are marked, so that two choices do not use the same budget.
     pub disrupting: tokio::sync::Mutex<()>,
     /// Claims whose disruption was given up: they are not chosen again for a while.
@@ -84,6 +86,26 @@ pub struct Context {
     recorder: EventRecorder,
     /// Claims with a Node that is not ready whose instance was looked up.
     pub instance_checks: Mutex<InstanceChecks>,
+}
+
+/// Held while the plan of a NodeClaim is read, changed and written: several loops write plans.
+#[derive(Debug)]
+pub struct PlanWrites([tokio::sync::Mutex<()>; 64]);
+
+impl Default for PlanWrites {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| tokio::sync::Mutex::default()))
+    }
+}
+
+impl PlanWrites {
+    /// Waits for other writers of this claim, and of few others.
+    pub async fn lock(&self, claim: &str) -> tokio::sync::MutexGuard<'_, ()> {
+        let mut hasher = DefaultHasher::new();
+        claim.hash(&mut hasher);
+        let at = usize::try_from(hasher.finish() % self.0.len() as u64).unwrap_or(0);
+        self.0[at].lock().await
+    }
 }
 
 /// Attempts to write the status of a claim that other clients write at the same time.
@@ -121,6 +143,7 @@ impl Context {
             last_plan: Mutex::default(),
             last_consolidation: Mutex::default(),
             reported: Mutex::default(),
+            plan_writes: PlanWrites::default(),
             disrupting: tokio::sync::Mutex::default(),
             abandoned: Mutex::default(),
             recorder,

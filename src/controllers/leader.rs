@@ -173,10 +173,33 @@ impl Candidate {
         OtherLeaders::new(self.client.clone(), &self.name, self.namespace.as_deref())
     }
 
+    /// Renews the lease, and looks for other leaders beside it: a slow response delays no renewal.
     async fn renew_here(&mut self) -> String {
-        let Timing { period, renew_deadline, look, .. } = self.timing;
-        let mut others = self.others();
-        let mut next_look = Instant::now() + look;
+        let others = self.watch_others();
+        tokio::select! {
+            why = self.renew_until_lost() => why.into(),
+            other = others => format!("{} leads, too, with the lease {}", other.holder, other.lease),
+        }
+    }
+
+    /// Looks for other leaders until there is one.
+    fn watch_others(&self) -> impl Future<Output = OtherLeader> + Send + 'static {
+        let (mut others, Timing { period, look, .. }) = (self.others(), self.timing);
+        async move {
+            let mut wait = look;
+            loop {
+                tokio::time::sleep(wait).await;
+                wait = match others.look().await {
+                    Finding::Leads(other) => return other,
+                    Finding::Alone => look,
+                    Finding::Unknown => period,
+                };
+            }
+        }
+    }
+
+    async fn renew_until_lost(&mut self) -> &'static str {
+        let Timing { period, renew_deadline, .. } = self.timing;
         let mut renewed = Instant::now();
         while renewed.elapsed() < renew_deadline {
             tokio::time::sleep(period).await;
@@ -184,30 +207,13 @@ impl Candidate {
             let started = Instant::now();
             match tokio::time::timeout(left, self.attempt()).await {
                 Ok(Ok(Outcome::Leading)) => renewed = started,
-                Ok(Ok(Outcome::Conflict)) => continue,
-                Ok(Ok(Outcome::Following)) => return "another replica leads now".into(),
-                Ok(Err(error)) => {
-                    tracing::warn!(lease = self.name, %error, "failed to renew lease, retrying");
-                    continue;
-                }
-                Err(_) => {
-                    tracing::warn!(lease = self.name, "lease renewal timed out, retrying");
-                    continue;
-                }
-            }
-            if Instant::now() < next_look {
-                continue;
-            }
-            match tokio::time::timeout(period, others.look()).await {
-                Ok(Finding::Alone) => next_look = Instant::now() + look,
-                // Looked at again after the next renewal.
-                Ok(Finding::Unknown) | Err(_) => {}
-                Ok(Finding::Leads(OtherLeader { lease, holder })) => {
-                    return format!("{holder} leads, too, with the lease {lease}");
-                }
+                Ok(Ok(Outcome::Conflict)) => {}
+                Ok(Ok(Outcome::Following)) => return "another replica leads now",
+                Ok(Err(error)) => tracing::warn!(lease = self.name, %error, "failed to renew lease, retrying"),
+                Err(_) => tracing::warn!(lease = self.name, "lease renewal timed out, retrying"),
             }
         }
-        "no renewal succeeded for ten seconds".into()
+        "no renewal succeeded for ten seconds"
     }
 
     async fn release_with_retries(&self) {

@@ -10,7 +10,7 @@ use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::deletion::request_deletion;
 use crate::controllers::disruption::mark::unmark;
 use crate::decisions::disruption::progress::Progress;
-use crate::decisions::provisioning::plan_changes::without_pods;
+use crate::decisions::provisioning::plan_changes::{claims_with, without_pods};
 use crate::state::object_ext::NodeClaimExt;
 use crate::state::pods::PodRecord;
 use crate::sync::lock;
@@ -43,16 +43,16 @@ pub async fn roll_back(ctx: &Context, one: &Progress, why: &str) {
 /// Withdraws the room that is reserved for these pods, and deletes the NodeClaims that nobody else needs and that are not launched. Returns whether
 /// everything was written.
 pub async fn release(ctx: &Context, pods: &BTreeSet<&str>) -> bool {
-    let plans = {
+    let claims: Vec<String> = {
         let state = ctx.cluster.read();
-        let mut plans = without_pods(&state, pods);
         let reserves = |claim: &String| {
             state.planned.get(claim).is_some_and(|plan| plan.owners.keys().any(|pod| pods.contains(&**pod)))
         };
-        plans.retain(|(claim, _)| reserves(claim));
-        plans
+        claims_with(&state, pods).into_iter().filter(reserves).collect()
     };
-    let released = stream::iter(plans).map(|(name, plan)| async move {
+    let released = stream::iter(claims).map(|name| async move {
+        let _one_at_a_time = ctx.plan_writes.lock(&name).await;
+        let Some(plan) = without_pods(&ctx.cluster.read(), &name, pods) else { return true };
         let claim = ctx.cluster.read().claims.get(&name).cloned();
         let is_launched = claim.as_ref().is_none_or(|claim| claim.provider_id().is_some());
         let written = if let Some(claim) = claim.filter(|_| plan.pods.is_empty() && !is_launched) {

@@ -16,11 +16,11 @@ use crate::controllers::context::{Context, ignore_not_found, is_rejection};
 use crate::controllers::node_claim::metrics;
 use crate::controllers::provisioning::claim_template::claim_of;
 use crate::decisions::holds::HOLD_LAUNCH;
-use crate::decisions::provisioning::plan_changes::{with_placement, without_pods};
+use crate::decisions::provisioning::plan_changes::{claims_with, with_placement, without_pods};
 use crate::model::time::UnixMillis;
 use crate::planner::output::plan::{ExistingNodePlacement, Plan};
 use crate::state::instance_types::ReadyPool;
-use crate::state::plan_record::{MoveTerms, PlanRecord};
+use crate::state::plan_record::MoveTerms;
 use crate::state::snapshot::Snapshot;
 use crate::sync::lock;
 
@@ -61,12 +61,10 @@ impl PlanWriter<'_> {
     pub async fn write(&self, first_seen: &BTreeMap<String, UnixMillis>) -> Written {
         let hold_until = clock::now() + HOLD_LAUNCH;
         // Chosen before the creation, which adds plans that name these pods.
-        let stale = {
-            let planned: BTreeSet<&str> = self.plan.pods().map(|pod| &*self.snapshot.problem.pods[pod].key).collect();
-            without_pods(&self.ctx.cluster.read(), &planned)
-        };
+        let planned: BTreeSet<&str> = self.plan.pods().map(|pod| &*self.snapshot.problem.pods[pod].key).collect();
+        let stale = claims_with(&self.ctx.cluster.read(), &planned);
         let mut written = self.create_claims(hold_until, first_seen).await;
-        stream::iter(stale).for_each_concurrent(CONCURRENCY, |(claim, plan)| self.withdraw(claim, plan)).await;
+        stream::iter(stale).for_each_concurrent(CONCURRENCY, |claim| self.withdraw(claim, &planned)).await;
         let placements = self.plan.placements.iter();
         let placements = placements.filter_map(|placement| {
             let claim = self.snapshot.node_refs[placement.node].claim.as_ref()?;
@@ -81,7 +79,9 @@ impl PlanWriter<'_> {
 
     /// Removes pods of this plan from a NodeClaim that they were planned on before, whose holds expired or whose node is leaving. Where
     /// that fails the pod is in the plans of two claims; only one of them holds room for it.
-    async fn withdraw(&self, claim: String, plan: PlanRecord) {
+    async fn withdraw(&self, claim: String, pods: &BTreeSet<&str>) {
+        let _one_at_a_time = self.ctx.plan_writes.lock(&claim).await;
+        let Some(plan) = without_pods(&self.ctx.cluster.read(), &claim, pods) else { return };
         let patch = json!({"metadata": {"annotations": plan.annotations()}});
         if let Err(error) = ignore_not_found(self.ctx.patch_claim(&claim, &patch).await) {
             tracing::warn!(claim, %error, "failed to withdraw stale plan from node claim");
@@ -154,6 +154,7 @@ impl PlanWriter<'_> {
         placement: &ExistingNodePlacement,
         hold_until_launched: UnixMillis,
     ) -> Vec<String> {
+        let _one_at_a_time = self.ctx.plan_writes.lock(claim).await;
         let now = clock::now();
         let extended = with_placement(
             &self.ctx.cluster.read(),

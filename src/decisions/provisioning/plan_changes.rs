@@ -10,17 +10,18 @@ use crate::state::pods::PodRecord;
 use crate::state::snapshot::Snapshot;
 use crate::state::tables::ClusterState;
 
-/// The plans that name one of these pods, without them, by claim: their holds expired or their nodes are leaving.
-pub fn without_pods(state: &ClusterState, pods: &BTreeSet<&str>) -> Vec<(String, PlanRecord)> {
-    let without = |plan: &PlanRecord| {
-        let mut plan = plan.clone();
-        plan.pods.retain(|pod| !pods.contains(pod.as_str()));
-        plan.owners.retain(|pod, _| plan.pods.contains(pod));
-        plan
-    };
-    let claims: BTreeSet<&String> = pods.iter().flat_map(|pod| state.plan_index.claims_of(pod)).collect();
-    let plans = claims.into_iter().filter_map(|claim| state.planned.get_key_value(claim));
-    plans.map(|(claim, plan)| (claim.clone(), without(plan))).collect()
+/// The claims whose plans name one of these pods: their holds expired, their nodes are leaving, or they are not wanted any more.
+pub fn claims_with(state: &ClusterState, pods: &BTreeSet<&str>) -> BTreeSet<String> {
+    pods.iter().flat_map(|pod| state.plan_index.claims_of(pod)).cloned().collect()
+}
+
+/// The plan of a claim without these pods; `None` when it has none of them.
+pub fn without_pods(state: &ClusterState, claim: &str, pods: &BTreeSet<&str>) -> Option<PlanRecord> {
+    let mut plan = state.planned.get(claim)?.clone();
+    let before = plan.pods.len();
+    plan.pods.retain(|pod| !pods.contains(pod.as_str()));
+    plan.owners.retain(|pod, _| plan.pods.contains(pod));
+    (plan.pods.len() < before).then_some(plan)
 }
 
 /// The plan of a claim with the pods of a placement on its node, and the keys of these pods; `None` when the claim has no plan. Its
@@ -128,10 +129,11 @@ mod tests {
     fn a_pod_is_removed_from_the_plans_that_name_it() {
         let owners = json!({"n/a": {"uid": "rs", "at_ms": 0}, "n/b": {"uid": "rs", "at_ms": 0}});
         let state = state(&["n/a", "n/b"], &owners, "1970-01-01T00:10:00Z", true);
-        assert_eq!(without_pods(&state, &["n/other"].into()), []);
-        let changed = without_pods(&state, &["n/a", "n/other"].into());
-        assert_eq!(changed.len(), 1);
-        let (claim, plan) = &changed[0];
-        assert_eq!((claim.as_str(), plan.pods.as_slice(), plan.owners.len()), ("c", &["n/b".to_owned()][..], 1));
+        assert!(claims_with(&state, &["n/other"].into()).is_empty());
+        assert_eq!(without_pods(&state, "c", &["n/other"].into()), None);
+        let pods = ["n/a", "n/other"].into();
+        assert_eq!(claims_with(&state, &pods), ["c".to_owned()].into());
+        let plan = without_pods(&state, "c", &pods).unwrap();
+        assert_eq!((plan.pods.as_slice(), plan.owners.len()), (&["n/b".to_owned()][..], 1));
     }
 }

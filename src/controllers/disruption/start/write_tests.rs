@@ -356,3 +356,17 @@ async fn a_move_whose_room_was_taken_is_dropped_before_any_mark() {
     );
     assert!(lock(&ctx.abandoned).is_empty(), "another room may be free");
 }
+
+/// Moves begin concurrently, and may share a target.
+#[tokio::test]
+async fn the_room_of_two_moves_on_one_node_is_kept_for_both() {
+    let world = consolidation_world::world(&["p"], "100%");
+    for (name, cpu) in [("a", "100m"), ("b", "100m"), ("other", "1500m")] {
+        add(&world, name, "p", None, cpu);
+    }
+    let ctx = world.context();
+    assert_eq!(decided(Arc::clone(&ctx)).await, "2 begun");
+    let planned = ctx.cluster.read().planned["other"].clone();
+    assert_eq!(planned.owners.keys().collect::<Vec<_>>(), ["n/on-a", "n/on-b"]);
+    assert_eq!(planned.pods.len(), 2);
+}
