@@ -306,15 +306,16 @@ fn own_holds<'a>(
                 live.push(hold(state, key, None, Some(owner), until));
             }
             // A move keeps the room until its source is gone. Successors that came, and have ended since, need it no more.
-            (_, Some(owner)) if planned.hold_until > now || is_draining(state, owner) => displaced.push((key, owner)),
+            (_, Some(owner)) if !has_left(state, owner) => displaced.push((key, owner)),
             _ => {}
         }
     }
     (live, displaced)
 }
 
-fn is_draining(state: &ClusterState, owner: &Owner) -> bool {
-    owner.source.as_ref().is_some_and(|claim| state.claims.contains_key(claim))
+/// Whether the NodeClaim that a pod was moved from is gone.
+pub fn has_left(state: &ClusterState, owner: &Owner) -> bool {
+    owner.source.as_ref().is_some_and(|claim| !state.claims.contains_key(claim))
 }
 
 /// A hold for each waiting pod that a plan names, whatever else is known of it.

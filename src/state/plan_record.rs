@@ -45,8 +45,8 @@ pub struct Owner {
     /// When the displacement was planned: pods created earlier are not successors.
     #[serde(rename = "at_ms")]
     pub planned_at: UnixMillis,
-    /// Until when room is kept at least, if that is longer than [`PlanRecord::hold_until`], while the pod runs or its NodeClaim is there: the time
-    /// at which its move is given up.
+    /// Until when room is kept instead of [`PlanRecord::hold_until`], while the pod runs or its NodeClaim is there: the time at which its move is
+    /// given up.
     #[serde(rename = "until_ms", default, skip_serializing_if = "Option::is_none")]
     pub until: Option<UnixMillis>,
     /// NodeClaim that the pod is moved from.
@@ -104,8 +104,7 @@ impl PlanRecord {
 
     /// When the hold of a pod ends.
     pub fn until(&self, pod: &str) -> UnixMillis {
-        let own = self.owners.get(pod).and_then(|owner| owner.until);
-        own.map_or(self.hold_until, |until| until.max(self.hold_until))
+        self.owners.get(pod).and_then(|owner| owner.until).unwrap_or(self.hold_until)
     }
 
     /// The annotations.

@@ -107,10 +107,8 @@ async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: Disrup
     if let Some(why) = obstacle {
         tracing::info!(sources = ?record.sources, why, "move dropped before any node was marked");
         release(ctx, &pods).await;
-        // What the API server rejects, it would reject again.
-        if missing.is_some() {
-            lock(&ctx.abandoned).extend(record.sources);
-        }
+        // Each attempt may launch new nodes.
+        lock(&ctx.abandoned).extend(record.sources);
         return 0;
     }
     let marks = stream::iter(record.sources.clone());

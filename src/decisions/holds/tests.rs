@@ -318,4 +318,9 @@ fn a_move_keeps_room_while_the_pod_runs_or_its_source_is_there() {
     state.delete_claim("old");
     state.delete_pod("n/b", UnixMillis(8_000));
     assert_eq!(held(&state, last), 0, "the successor has ended");
+    // A later plan for other pods makes the other holds of the node longer.
+    let mut longer = NodeClaim::clone(&state.claims["new"]);
+    longer.metadata.annotations.as_mut().unwrap().insert(labels::HOLD_UNTIL.into(), LATER.into());
+    state.apply_claim(longer);
+    assert_eq!((held(&state, last), held(&state, SOON)), (0, 0), "it is not kept again");
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::decisions::holds::HOLD_READY;
+use crate::decisions::holds::{HOLD_READY, has_left};
 use crate::model::time::UnixMillis;
 use crate::planner::output::plan::ExistingNodePlacement;
 use crate::state::plan_record::{MoveTerms, Owner, PlanRecord};
@@ -47,7 +47,10 @@ pub fn with_placement(
         let expired = plan.until(pod) <= now;
         expired && others.any(|other| state.planned.get(other).is_some_and(|plan| plan.until(pod) > now))
     };
-    let kept = |pod: &String| (active(pod) || plan.owners.contains_key(pod) && plan.until(pod) > now) && !moved(pod);
+    let kept = |pod: &String| {
+        (active(pod) || plan.owners.get(pod).is_some_and(|owner| plan.until(pod) > now && !has_left(state, owner)))
+            && !moved(pod)
+    };
     let pods = plan.pods.iter().filter(|pod| kept(pod)).cloned().collect();
     plan.pods = pods;
     plan.owners.retain(|pod, _| plan.pods.contains(pod));

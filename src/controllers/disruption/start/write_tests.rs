@@ -354,7 +354,7 @@ async fn a_move_whose_room_was_taken_is_dropped_before_any_mark() {
         (&annotations[labels::PLANNED_PODS], &annotations[labels::PLANNED_OWNERS]),
         (&json!("[]"), &json!("{}"))
     );
-    assert!(lock(&ctx.abandoned).is_empty(), "another room may be free");
+    assert!(lock(&ctx.abandoned).contains("light"), "an attempt may launch nodes");
 }
 
 /// Moves begin concurrently, and may share a target.
