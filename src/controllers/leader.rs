@@ -34,7 +34,7 @@ struct Timing {
     renew_deadline: Duration,
     /// Wait between two attempts to release the lease.
     release_retry: Duration,
-    /// How often a leader looks for other leaders. A lease whose state is unknown is looked at in the next period.
+    /// How often a leader looks for other leaders. A lease whose state is unknown is read again after a period.
     look: Duration,
 }
 

@@ -21,6 +21,8 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::holds::overcommitted;
 use crate::decisions::staleness::Removal;
 use crate::model::events;
+use crate::model::time::UnixMillis;
+use crate::planner::output::plan::Plan;
 use crate::state::instance_types::ReadyPool;
 use crate::state::object_ext::ObjectExt;
 use crate::state::plan_record::MoveTerms;
@@ -94,26 +96,38 @@ async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: Disrup
         sources: one.sources.keys().cloned().collect(),
         usd_per_hour: one.saving.usd(),
     };
-    let terms = MoveTerms { until: record.give_up, sources: one.claims_by_pod() };
-    let writer = PlanWriter { ctx, pools, snapshot: &one.snapshot, plan: &one.plan, of_move: Some(terms) };
-    let written = writer.write(&BTreeMap::new()).await;
     let pods = one.pods();
-    let missing = pods.iter().find(|pod| !written.served.contains(**pod));
-    let obstacle = missing.map(|pod| format!("no room could be reserved for pod {pod}")).or_else(|| {
-        let state = ctx.cluster.read();
-        let full = overcommitted(&state, &ctx.derived.holds(&state, clock::now()), one.targets())?;
-        Some(format!("other pods took the room on the node of {full}"))
-    });
-    if let Some(why) = obstacle {
+    if let Some(why) = reserve(ctx, pools, &one, record.give_up).await {
         tracing::info!(sources = ?record.sources, why, "move dropped before any node was marked");
         release(ctx, &pods).await;
-        // Each attempt may launch new nodes.
+        // What failed once would probably fail again at once.
         lock(&ctx.abandoned).extend(record.sources);
         return 0;
     }
     let marks = stream::iter(record.sources.clone());
     marks.for_each_concurrent(CONCURRENCY, |name| start(ctx, name, reason, Some(&record))).await;
     record.sources.len()
+}
+
+/// Writes the room for the pods of a move: on its targets first, so that no node is launched if other pods took it. Returns why it failed.
+async fn reserve(ctx: &Context, pools: &[ReadyPool], one: &Move, until: UnixMillis) -> Option<String> {
+    let key = |pod: usize| &*one.snapshot.problem.pods[pod].key;
+    let on_targets = Plan { placements: one.plan.placements.clone(), ..Plan::default() };
+    let on_new = Plan { new_nodes: one.plan.new_nodes.clone(), ..Plan::default() };
+    for plan in [on_targets, on_new] {
+        let terms = MoveTerms { until, sources: one.claims_by_pod() };
+        let writer = PlanWriter { ctx, pools, snapshot: &one.snapshot, plan: &plan, of_move: Some(terms) };
+        let written = writer.write(&BTreeMap::new()).await;
+        if let Some(pod) = plan.pods().map(key).find(|pod| !written.served.contains(*pod)) {
+            return Some(format!("no room could be reserved for pod {pod}"));
+        }
+        let state = ctx.cluster.read();
+        let holds = ctx.derived.holds(&state, clock::now());
+        if let Some(full) = overcommitted(&state, &holds, one.targets()) {
+            return Some(format!("other pods took the room on the node of {full}"));
+        }
+    }
+    None
 }
 
 /// Marks and taints a node; of a move with its record.

@@ -1,3 +1,4 @@
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use super::*;
@@ -242,6 +243,14 @@ fn lease_of(namespace: &str, second: u32) -> Lease {
     .unwrap()
 }
 
+/// Runs a pod in a namespace whose service account may create NodeClaims.
+fn run_controller(api: &FakeApi, namespace: &str) {
+    api.entitle(&format!("system:serviceaccount:{namespace}:controller"));
+    let pod = json!({"metadata": {"name": "c", "namespace": namespace},
+        "spec": {"containers": [], "serviceAccountName": "controller"}, "status": {"phase": "Running"}});
+    api.put(&serde_json::from_value::<Pod>(pod).unwrap());
+}
+
 /// Yields until the other leader's metric has this value.
 async fn other_leader(candidate: &Candidate, value: i64) {
     while candidate.has_other.get() != value {
@@ -252,17 +261,14 @@ async fn other_leader(candidate: &Candidate, value: i64) {
 #[tokio::test]
 async fn a_candidate_waits_for_the_leader_of_another_namespace_and_writes_no_lease() {
     let api = FakeApi::default();
-    api.entitle("system:serviceaccount:karpenter:karpenter");
-    let pod = json!({"metadata": {"name": "k", "namespace": "karpenter"},
-        "spec": {"containers": [], "serviceAccountName": "karpenter"}, "status": {"phase": "Running"}});
-    api.put(&serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(pod).unwrap());
+    run_controller(&api, "karpenter");
     api.put(&lease_of("karpenter", 0));
     let a = impatient(&api, "a", NEVER);
     let other = a.other();
     let renewing = async {
         for second in (0..60).cycle() {
             api.put(&lease_of("karpenter", second));
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            tokio::task::yield_now().await;
         }
     };
     tokio::select! {
@@ -282,10 +288,7 @@ async fn a_candidate_waits_for_the_leader_of_another_namespace_and_writes_no_lea
 #[tokio::test]
 async fn a_leader_gives_way_to_the_leader_of_another_namespace() {
     let api = held_by_a().await;
-    api.entitle("system:serviceaccount:karpenter:karpenter");
-    let pod = json!({"metadata": {"name": "k", "namespace": "karpenter"},
-        "spec": {"containers": [], "serviceAccountName": "karpenter"}, "status": {"phase": "Running"}});
-    api.put(&serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(pod).unwrap());
+    run_controller(&api, "karpenter");
     api.put(&lease_of("karpenter", 0));
     let mut a = impatient(&api, "a", NEVER);
     a.timing.renew_deadline = NEVER;
@@ -298,7 +301,7 @@ async fn a_leader_gives_way_to_the_leader_of_another_namespace() {
         }
         for second in (1..60).cycle() {
             api.put(&lease_of("karpenter", second));
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            tokio::task::yield_now().await;
         }
     };
     let why = tokio::select! {
@@ -313,10 +316,7 @@ async fn of_two_candidates_of_different_namespaces_at_most_one_leads() {
     for _ in 0..20 {
         let api = FakeApi::default();
         for namespace in ["a", "b"] {
-            api.entitle(&format!("system:serviceaccount:{namespace}:stowage"));
-            let pod = json!({"metadata": {"name": "s", "namespace": namespace},
-                "spec": {"containers": [], "serviceAccountName": "stowage"}, "status": {"phase": "Running"}});
-            api.put(&serde_json::from_value::<k8s_openapi::api::core::v1::Pod>(pod).unwrap());
+            run_controller(&api, namespace);
         }
         let of = |namespace: &str| {
             let impatient = impatient(&api, namespace, NEVER);
@@ -331,7 +331,7 @@ async fn of_two_candidates_of_different_namespaces_at_most_one_leads() {
         let leading = async {
             loop {
                 first.clone().attempt().await.unwrap();
-                tokio::time::sleep(Duration::from_millis(1)).await;
+                tokio::task::yield_now().await;
             }
         };
         tokio::select! {

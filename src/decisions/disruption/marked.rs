@@ -18,7 +18,7 @@ use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
 
-/// How long a mark or a taint that nothing stands behind is left alone: whoever writes it may not be done.
+/// How long a mark or a taint that nothing stands behind is left alone: its writer may not be done.
 const STRAY: Duration = Duration::from_secs(30);
 
 /// What is remembered between two passes. A new process starts over.

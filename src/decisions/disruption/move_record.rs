@@ -1,4 +1,4 @@
-//! What the NodeClaim of each source of a move records of it, as an annotation: whoever leads goes on from there.
+//! What the NodeClaim of each source of a move records of it, as an annotation: a new leader continues from it.
 
 use kube::ResourceExt;
 use serde::{Deserialize, Serialize};

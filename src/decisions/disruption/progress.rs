@@ -1,4 +1,4 @@
-//! The progress of moves, from the objects alone: whoever leads goes on from there.
+//! The progress of moves, from the objects alone: a new leader continues from them.
 //!
 //! A move waits until the pods of all its sources have room on nodes that are initialized; then its sources are deleted. Before that it is rolled
 //! back when a pod has no room any more, when something protects a source now, and when it is given up.

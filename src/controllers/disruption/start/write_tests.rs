@@ -1,3 +1,4 @@
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use super::*;
@@ -334,27 +335,32 @@ async fn f4_a_move_to_a_new_node_begins_under_every_failure() {
     "#);
 }
 
-/// Other pods took the room between the decision and its writes.
+/// Other pods took the room between the decision and its writes: nothing is purchased, and nothing stays.
 #[tokio::test]
-async fn a_move_whose_room_was_taken_is_dropped_before_any_mark() {
+async fn a_move_whose_room_was_taken_is_dropped_before_any_purchase_and_mark() {
     let world = consolidation_world::world(&["p"], "100%");
-    add(&world, "light", "p", None, "400m");
+    add_of_type(&world, "big", "p", None, "1900m", ("m5.4xlarge", "16"));
     add(&world, "other", "p", None, "1500m");
+    let mut second = world.api.stored("pods/n/on-big").unwrap();
+    second["metadata"]["name"] = json!("second");
+    second["metadata"]["uid"] = json!("uid-second");
+    second["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("400m");
+    world.api.put(&serde_json::from_value::<Pod>(second).unwrap());
     let ctx = world.context();
     let pools = Arc::new(ctx.ready_pools());
     let (mut memory, mut reports, queue) = (Memory::default(), Reports::default(), EventQueue::start(&ctx));
     let moves = consolidation::choose(&mut memory, &mut reports, &ctx, &pools, &queue).await;
-    assert_eq!(moves.len(), 1);
-    let taken = json!({"spec": {"nodeName": "other", "containers": [{"name": "c", "resources": {"requests": {"cpu": "300m"}}}]}});
+    let [one] = &moves[..] else { panic!("{moves:?}") };
+    assert_eq!((one.plan.new_nodes.len(), one.plan.placements.len()), (1, 1));
+    let requests = json!({"requests": {"cpu": "300m"}});
+    let taken = json!({"spec": {"nodeName": "other", "containers": [{"name": "c", "resources": requests}]}});
     ctx.cluster.update(|state| state.apply_pod(&pod("taken", &taken), clock::now()));
     assert_eq!(begin(&ctx, &pools, moves, DisruptionReason::Underutilized).await, 0);
     assert_eq!(world.api.lines(), ["PATCH nodeclaims/other", "PATCH nodeclaims/other"]);
     let annotations = world.api.stored("nodeclaims/other").unwrap()["metadata"]["annotations"].clone();
-    assert_eq!(
-        (&annotations[labels::PLANNED_PODS], &annotations[labels::PLANNED_OWNERS]),
-        (&json!("[]"), &json!("{}"))
-    );
-    assert!(lock(&ctx.abandoned).contains("light"), "an attempt may launch nodes");
+    let planned = [labels::PLANNED_PODS, labels::PLANNED_OWNERS].map(|key| annotations[key].clone());
+    assert_eq!(planned, [json!("[]"), json!("{}")]);
+    assert!(lock(&ctx.abandoned).contains("big"), "it is not tried again at once");
 }
 
 /// Moves begin concurrently, and may share a target.
