@@ -13,7 +13,7 @@ import kube
 import services
 import workloads
 from kube import condition, is_true, key
-from services import CLAIM, CLUSTER, CLUSTER_NAME, node_class, one_per_node
+from services import CLAIM, CLUSTER, CLUSTER_NAME, NO_DRIFT, node_class, one_per_node
 from waiting import wait_until
 
 TEAMS = {
@@ -158,3 +158,36 @@ class TestFaults:
             wanted = {service.instance_of(claim): key(claim) for claim in new}
             tagged = lambda: {id: aws.tags_of(item).get(CLAIM) for id, item in service.instances().items() if id in wanted}
             service.poll(lambda: tagged() == wanted, 90, "instances tagged with their claims", tagged)
+
+
+class TestPriceOfMoves:
+    """Consolidation finds a cheaper node, which EC2 can't deliver."""
+
+    CHEAP, DEAR = "m5.large", "m5.xlarge"
+
+    @classmethod
+    def environment(cls, request):
+        made = pool("moves", [cls.CHEAP, cls.DEAR])
+        made["spec"]["disruption"] |= {"consolidateAfter": "2s", "budgets": [{"nodes": "100%"}, NO_DRIFT]}
+        return services.ec2(request.getfixturevalue("service_plane"), [made])
+
+    def test_without_the_cheaper_node_nobody_is_evicted_and_no_other_is_asked_for(self, service):
+        space = "moved"
+        service.plane.apply(workloads.namespace(space), workloads.workload(space, "server", 3, 1000, 512, nodeSelector={"team": "moves"}))
+        service.wait_bound(space, 3, 90)
+        assert [instance["InstanceType"] for instance in service.instances().values()] == [self.DEAR]
+        none = faults.short_of("InsufficientInstanceCapacity", "We have none.", lambda kind, *_: kind == self.CHEAP)
+        at = time.time()
+        with service.proxy.fault(none):
+            service.api.scale("Deployment", "server", space, 1)
+            service.wait(lambda: service.mirror.all_bound(1, space), 60, "two pods ended")
+            [claim], pods = service.claims(), service.uids(space)
+            canceled = lambda: service.plane.events(key(claim), "DisruptionCanceled")
+            events = service.poll(canceled, 90, "the move taken back", service.stowage.tail)
+            print(f"\n{events[0]['note']}", flush=True)
+        kinds = {kind for call in service.proxy.seen("CreateFleet", at) if call.form.get("DryRun") != "true" for _, kind, *_ in call.overrides()}
+        assert kinds == {self.CHEAP}
+        assert not [id for id, when in service.proxy.launched.items() if when >= at]
+        kept = lambda: service.names() == [key(claim)] and not kube.being_disrupted(service.claims()[0])
+        service.wait(lambda: kept() and not any(map(kube.taint_keys, service.mirror.nodes())), 20, "the node as before")
+        assert service.uids(space) == pods

@@ -1,11 +1,12 @@
-"""SIGKILL at random moments of launches, drains and interruptions on EC2's wire protocol. After each, a new process must bring the cluster to
-the same end: every pod bound, an instance and a Node for each NodeClaim, and no instance launched that no pod needed.
+"""SIGKILL at random moments of launches, drains and interruptions on EC2's wire protocol, and of consolidations with simulated EC2. After each, a new
+process must bring the cluster to the same end: every pod bound, an instance and a Node for each NodeClaim, and no instance launched that no pod needed.
 
 A moment is a call to AWS or to the API server, before or after it takes effect, or a time. STOWAGE_KILLS is the number of kills,
 STOWAGE_KILLS_SEED the seed of all draws; the same seed draws the same moments. `make test-kills` draws a
 new seed each time.
 """
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -16,6 +17,7 @@ import pytest
 
 import faults
 import harness
+import kube
 import services
 import workloads
 from ec2_leaving_test import send
@@ -42,6 +44,7 @@ CALLS = {
     "drain": REMOVAL + ["create nodeclaims", "CreateFleet"],
     "interruption": ["ReceiveMessage", "DeleteMessageBatch", "delete nodeclaims", "create nodeclaims", "CreateFleet", *REMOVAL],
     "scale-down": ["delete nodeclaims", "patch nodes", "TerminateInstances", "delete nodes", "patch nodeclaims"],
+    "consolidation": ["create nodeclaims", *["patch nodeclaims", "patch nodes", "delete nodeclaims"] * 2, "create pods/eviction", "delete nodes"],
 }
 
 
@@ -166,9 +169,10 @@ class Changes:
 
 @pytest.fixture(scope="class")
 def killer(service):
-    """Lets the service send all its requests through both proxies."""
+    """Lets the service send all its requests through both proxies. Simulated EC2 has none."""
     killer = Killer(service)
-    with KubeProxy(service.stowage.dir / "kubeconfig") as proxy, service.proxy.fault(killer.fault):
+    calls_of_ec2 = service.proxy.fault(killer.fault) if isinstance(service, services.Ec2) else contextlib.nullcontext()
+    with KubeProxy(service.stowage.dir / "kubeconfig") as proxy, calls_of_ec2:
         proxy.at = killer.at
         service.stowage.stop()
         proxy.kubeconfig(service.stowage.dir / "kubeconfig")
@@ -222,5 +226,58 @@ class TestKills:
         launched = [id for id, when in service.proxy.launched.items() if when >= at]
         print(f"; {needed} needed, {len(launched)} launched, recovered after {time.monotonic() - begin:.0f} s", flush=True)
         assert len(launched) == needed, "the number of launched instances is not that of the pods without a node"
+        service.assert_not_doubly_planned()
+        service.assert_no_errors()
+
+
+class TestKillsOfMoves:
+    """The process is killed while it consolidates: deployments are scaled down, and their nodes are replaced with fewer and cheaper ones."""
+
+    MANY, FEW = 12, 4  # replicas of each workload
+
+    @classmethod
+    def environment(cls, request):
+        kinds = workloads.requirement(kube.INSTANCE_TYPE, TYPE, "m5.xlarge", "m5.2xlarge")
+        pool = workloads.node_pool(POOL, consolidate_after="2s", capacity_types=["on-demand"], extra=[kinds])
+        work = [workloads.workload(SPACE, name, cls.FEW, cpu, cpu) for name, cpu in (("large", 700), ("small", 200))]
+        return services.simulated(request.getfixturevalue("service_plane"), "nominate", workloads.namespace(SPACE), pool, *work)
+
+    def test_every_kill_ends_with_a_cheaper_cluster_and_nothing_left_behind(self, service, killer):
+        draw = random.Random(SEED)
+        print(f"\nSTOWAGE_KILLS={KILLS} STOWAGE_KILLS_SEED={SEED}", flush=True)
+        for number in range(1, KILLS + 1):
+            service.api.scale_all(SPACE, self.MANY)
+            service.wait_bound(SPACE, 2 * self.MANY, RECOVERY)
+            service.wait(lambda: not self.left_behind(service), RECOVERY, "no node disrupted")
+            moment = Moment.draw(draw, "consolidation")
+            released = draw.random() < 0.8
+            print(f"kill {number}: {moment}", end="", flush=True)
+            self.kill(service, killer, moment, released)
+
+    @staticmethod
+    def left_behind(service):
+        """NodeClaims and Nodes that are being disrupted or closed."""
+        claims = [key(claim) for claim in service.claims() if kube.being_disrupted(claim)]
+        tainted = [key(node) for node in service.mirror.nodes() if kube.taint_keys(node) & {kube.DISRUPTED_TAINT, kube.PLANNED_TAINT}]
+        return claims + tainted
+
+    def kill(self, service, killer, moment, released):
+        begin, before, cost = time.monotonic(), set(service.names(POOL)), service.stowage.cost(service.claims(POOL))
+        killer.arm(moment, 0)
+        service.api.scale_all(SPACE, self.FEW)
+        killed = killer.wait(moment)
+        print(f": {killed}", end="", flush=True)
+        if released:
+            service.api.delete("Lease", LEASE, harness.NAMESPACE)
+        service.stowage.start()
+
+        def consolidated():
+            is_cheaper = service.stowage.cost(service.claims(POOL)) < 0.6 * cost
+            return is_cheaper and service.mirror.all_bound(2 * self.FEW, SPACE) and service.mirror.settled() and not self.left_behind(service)
+
+        service.wait(consolidated, RECOVERY, "consolidated", lambda: f"{self.left_behind(service)}; {service.mirror.summary(SPACE)}")
+        service.assert_nothing_leaked()
+        new = set(service.names(POOL)) - before
+        print(f"; {len(before)} nodes, then {len(service.names(POOL))}, {len(new)} of them new, after {time.monotonic() - begin:.0f} s", flush=True)
         service.assert_not_doubly_planned()
         service.assert_no_errors()

@@ -10,11 +10,10 @@ import harness
 import kube
 import services
 import workloads
-from kube import bound_to, condition, key, taint_keys, terminating
+from kube import DISRUPTED_TAINT, PLANNED_TAINT, condition, key, taint_keys
 from services import TYPE
 
 SPACE, POOL = "moves", "moves"
-PLANNED, DISRUPTED = "stowage.dev/planned", "karpenter.sh/disrupted"
 MANY, FEW = 16, 6  # replicas of each workload
 MAX_CLOSED, MAX_PENDING = 10, 5  # seconds
 
@@ -29,7 +28,7 @@ def closed(mirror):
     names = set()
     for node in mirror.nodes():
         since = initialized.get(key(node), {}).get("lastTransitionTime")
-        added = [taint["timeAdded"] for taint in node["spec"].get("taints", []) if taint["key"] == PLANNED and taint["effect"] == "NoSchedule"]
+        added = [taint["timeAdded"] for taint in node["spec"].get("taints", []) if taint["key"] == PLANNED_TAINT and taint["effect"] == "NoSchedule"]
         if since and added and at(added[0]) > at(since):
             names.add(key(node))
     return names
@@ -84,19 +83,19 @@ class TestMoves:
         assert moved > 0 and strays == 0
         assert names and seconds < MAX_CLOSED
         assert pending < MAX_PENDING
-        assert not any(PLANNED in taint_keys(node) for node in mirror.nodes())
+        assert not any(PLANNED_TAINT in taint_keys(node) for node in mirror.nodes())
         service.assert_no_errors()
 
     def test_2_a_killed_process_leaves_no_node_closed(self, service):
         service.api.scale_all(SPACE, MANY)
         service.wait_bound(SPACE, 2 * MANY, 90)
-        service.wait(lambda: not any(PLANNED in taint_keys(node) for node in service.mirror.nodes()), 90, "every node open")
+        service.wait(lambda: not any(PLANNED_TAINT in taint_keys(node) for node in service.mirror.nodes()), 90, "every node open")
         service.api.scale_all(SPACE, FEW)
         service.wait(lambda: closed(service.mirror), 90, "a node closed")
         service.stowage.kill()
         service.stowage.start()
         service.wait(lambda: converged(service), 120, "every pod bound")
-        tainted = lambda: [key(node) for node in service.mirror.nodes() if PLANNED in taint_keys(node)]
+        tainted = lambda: [key(node) for node in service.mirror.nodes() if PLANNED_TAINT in taint_keys(node)]
         service.wait(lambda: not tainted(), 30, "every node open", lambda: str(tainted()))
         service.assert_nothing_leaked()
 
@@ -119,9 +118,19 @@ class TestMoves:
         time.sleep(10)
         assert service.names(POOL) == before and service.uids(SPACE) == pods
         assert not any(kube.being_disrupted(claim) for claim in service.claims(POOL))
-        assert not any(taint_keys(node) & {PLANNED, DISRUPTED} for node in service.mirror.nodes())
+        assert not any(taint_keys(node) & {PLANNED_TAINT, DISRUPTED_TAINT} for node in service.mirror.nodes())
         print(f"\nreported only: {len(found)} of {len(before)} nodes", flush=True)
         api.delete("ConfigMap", name, harness.NAMESPACE)
         service.wait(lambda: len(service.names(POOL)) < len(before) and converged(service), 120, "nodes removed")
         assert not listed()
+        service.assert_no_errors()
+
+    def test_4_a_taint_that_nothing_stands_behind_is_removed_after_thirty_seconds(self, service):
+        node = key(next(node for node in service.mirror.nodes() if not taint_keys(node)))
+        service.api.patch("Node", node, {"spec": {"taints": [{"key": DISRUPTED_TAINT, "effect": "NoSchedule"}]}})
+        taints = lambda: taint_keys(next(item for item in service.mirror.nodes() if key(item) == node))
+        service.wait(lambda: DISRUPTED_TAINT in taints(), 10, "the taint")
+        begin = time.monotonic()
+        service.wait(lambda: not taints(), 45, "no taint", taints)
+        assert time.monotonic() - begin > 25
         service.assert_no_errors()

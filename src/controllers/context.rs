@@ -1,6 +1,6 @@
 //! The dependencies of every controller, and its writes to the API server.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -82,7 +82,7 @@ pub struct Context {
     /// Held while chosen nodes are marked, so that two choices do not use the same budget.
     pub disrupting: tokio::sync::Mutex<()>,
     /// Claims whose disruption was given up: they are not chosen again for a while.
-    pub abandoned: Mutex<BTreeSet<String>>,
+    pub abandoned: Mutex<BTreeMap<String, Duration>>,
     recorder: EventRecorder,
     /// Claims with a Node that is not ready whose instance was looked up.
     pub instance_checks: Mutex<InstanceChecks>,

@@ -49,7 +49,9 @@ pub fn registered(
     let name = node.name_any();
     let spec = node.spec.clone().unwrap_or_default();
     let initialized = claim.is_none() || node.is_labeled(labels::INITIALIZED);
-    let leaving = node.is_deleting() || claim.is_some_and(|claim| claim.is_leaving());
+    // The Node of a NodeClaim that is gone goes, too.
+    let is_orphaned = claim.is_none() && node.labels().contains_key(labels::NODE_POOL);
+    let leaving = node.is_deleting() || claim.is_some_and(|claim| claim.is_leaving()) || is_orphaned;
     let taints: Vec<Taint> = spec
         .taints
         .into_iter()

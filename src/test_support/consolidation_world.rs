@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::model::labels;
 use crate::model::offering::Catalog;
@@ -20,6 +20,9 @@ fn two_types() -> Catalog {
     catalog
 }
 
+/// The label that the pods of a NodePool select.
+const TEAM: &str = "team";
+
 /// NodePools that consolidate at once, within this budget.
 pub(crate) fn world(pools: &[&str], budget: &str) -> World {
     let api = FakeApi::default();
@@ -27,7 +30,8 @@ pub(crate) fn world(pools: &[&str], budget: &str) -> World {
     api.put(&node_class("default", &json!({"status": ready})));
     for pool in pools {
         let disruption = json!({"consolidateAfter": "0s", "budgets": [{"nodes": budget}]});
-        api.put(&node_pool(pool, &json!({"spec": {"disruption": disruption}, "status": ready})));
+        let template = json!({"metadata": {"labels": {TEAM: pool}}});
+        api.put(&node_pool(pool, &json!({"spec": {"template": template, "disruption": disruption}, "status": ready})));
     }
     let world = World::new(api).with_cloud(FakeCloud { catalog: Arc::new(two_types()), ..FakeCloud::default() });
     World { watched: true, ..world }
@@ -36,6 +40,21 @@ pub(crate) fn world(pools: &[&str], budget: &str) -> World {
 /// Adds an m5.large node, its claim of the same name, and a pod with this CPU request on it, for its NodePool only.
 pub(crate) fn add(world: &World, name: &str, pool: &str, condition: Option<&str>, cpu: &str) {
     add_of_type(world, name, pool, condition, cpu, ("m5.large", "2"));
+}
+
+/// Adds a node of this size without a NodeClaim, as of another node group. Pods for the NodePool `p` fit on it.
+pub(crate) fn add_of_others(world: &World, name: &str, cpus: &str) {
+    let labels = json!({TEAM: "p", (labels::ZONE): "z", (labels::HOSTNAME): name});
+    let meta = json!({"labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"});
+    put_node(world, name, &meta, &json!({"cpu": cpus, "memory": "8Gi", "pods": "29"}));
+}
+
+fn put_node(world: &World, name: &str, meta: &Value, size: &Value) {
+    let ready = json!({"capacity": size, "allocatable": size, "conditions": [{"type": "Ready", "status": "True"}]});
+    let mut meta = meta.clone();
+    meta["uid"] = json!(format!("node-{name}"));
+    let spec = json!({"providerID": format!("aws:///z/{name}")});
+    world.api.put(&node(name, &json!({"metadata": meta, "spec": spec, "status": ready})));
 }
 
 /// The same of another type, with this number of CPUs.
@@ -50,7 +69,7 @@ pub(crate) fn add_of_type(
     let size = json!({"cpu": cpus, "memory": "8Gi", "pods": "29"});
     let labels = json!({(labels::NODE_POOL): pool, (labels::INSTANCE_TYPE): instance_type, (labels::ZONE): "z",
         (labels::CAPACITY_TYPE): "on-demand", (labels::INITIALIZED): "true", (labels::HOSTNAME): name,
-        (labels::ARCH): "amd64", (labels::OS): "linux"});
+        (labels::ARCH): "amd64", (labels::OS): "linux", TEAM: pool});
     let meta = json!({"labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"});
     let mut status = launched(name, &["Launched", "Registered", "Initialized"]);
     if let Some(condition) = condition {
@@ -58,16 +77,10 @@ pub(crate) fn add_of_type(
     }
     status["capacity"] = size.clone();
     world.api.put(&claim(name, &json!({"metadata": meta, "spec": {"expireAfter": "Never"}, "status": status})));
-    let ready = json!({"capacity": size, "allocatable": size, "conditions": [{"type": "Ready", "status": "True"}]});
-    let mut meta_of_node = meta;
-    meta_of_node["uid"] = json!(format!("node-{name}"));
-    world.api.put(&node(
-        name,
-        &json!({"metadata": meta_of_node, "spec": {"providerID": format!("aws:///z/{name}")}, "status": ready}),
-    ));
+    put_node(world, name, &meta, &size);
     let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
     let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
     let meta = json!({"creationTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [owner]});
-    let spec = json!({"nodeName": name, "nodeSelector": {(labels::NODE_POOL): pool}, "containers": [container]});
+    let spec = json!({"nodeName": name, "nodeSelector": {TEAM: pool}, "containers": [container]});
     world.api.put(&pod(&format!("on-{name}"), &json!({"metadata": meta, "spec": spec})));
 }

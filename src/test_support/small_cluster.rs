@@ -70,6 +70,15 @@ impl SmallCluster {
         self.state.apply_node(objects::node(name, &json!({"metadata": meta, "spec": spec, "status": ready})));
     }
 
+    /// Adds a node of this type without a NodeClaim, as of another node group.
+    pub fn add_node_of_others(&mut self, name: &str, type_name: &str) {
+        let (_, cpu, memory, ..) = TYPES.iter().find(|(name, ..)| *name == type_name).unwrap();
+        let size = json!({"cpu": cpu, "memory": memory, "pods": "110"});
+        let ready = json!({"capacity": size, "allocatable": size, "conditions": [{"type": "Ready", "status": "True"}]});
+        let meta = json!({"labels": {(labels::HOSTNAME): name, (labels::ZONE): "z"}});
+        self.state.apply_node(objects::node(name, &json!({"metadata": meta, "status": ready})));
+    }
+
     /// Adds a pod of a ReplicaSet with a CPU request: on this node, or else rejected.
     pub fn add_pod(&mut self, name: &str, node: Option<&str>, cpu: &str, patch: &Value) {
         let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});

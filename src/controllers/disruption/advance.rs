@@ -1,5 +1,6 @@
 //! Carries moves on: deletes their sources when the pods have room elsewhere, or rolls them back.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,9 +14,15 @@ use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::deletion::delete_unchanged_claim;
 use crate::controllers::disruption::roll_back::roll_back;
+use crate::controllers::disruption::simulate::{plan_moves, plan_present, simulator};
+use crate::controllers::disruption::start::reserve;
 use crate::controllers::run_loop::{Pace, RunLoop};
-use crate::decisions::disruption::progress::{Progress, Step, progress};
+use crate::decisions::disruption::moves::Move;
+use crate::decisions::disruption::obstacle::Obstacle;
+use crate::decisions::disruption::progress::{Progress, Step, progress, progress_of, unheld_of};
+use crate::decisions::disruption::simulate::Targets;
 use crate::decisions::staleness::Removal;
+use crate::planner::Effort;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(50), resync: Duration::from_millis(500) };
 /// Moves that are carried on concurrently.
@@ -30,8 +37,11 @@ pub async fn run(ctx: Arc<Context>) {
     }
 }
 
-async fn pass(ctx: &Context) {
-    let moves = now(ctx);
+async fn pass(ctx: &Arc<Context>) {
+    let moves = {
+        let (state, now) = (ctx.cluster.read(), clock::now());
+        progress(&state, &ctx.derived.holds(&state, now), now)
+    };
     if moves.iter().all(|one| one.step == Step::Wait) || ctx.pause().disruption || ctx.is_stale(Removal::Departure) {
         return;
     }
@@ -39,6 +49,7 @@ async fn pass(ctx: &Context) {
         .for_each_concurrent(CONCURRENCY, |one| async move {
             match &one.step {
                 Step::Wait => {}
+                Step::Reserve => reserve_again(ctx, &one).await,
                 Step::Depart(sources) => depart(ctx, &one, sources).await,
                 Step::RollBack(why) => roll_back(ctx, &one, why).await,
             }
@@ -46,14 +57,50 @@ async fn pass(ctx: &Context) {
         .await;
 }
 
-fn now(ctx: &Context) -> Vec<Progress> {
+fn again(ctx: &Context, one: &Progress) -> Option<Progress> {
     let (state, now) = (ctx.cluster.read(), clock::now());
-    progress(&state, &ctx.derived.holds(&state, now), now)
+    progress_of(&state, &ctx.derived.holds(&state, now), &one.record.id, now)
+}
+
+/// Keeps room for the pods of a move that have none, on nodes that are there or start up. Nothing is bought for them: without room the move is
+/// rolled back.
+async fn reserve_again(ctx: &Arc<Context>, one: &Progress) {
+    let _one_at_a_time = ctx.disrupting.lock().await;
+    let Some(one) = again(ctx, one).filter(|one| one.step == Step::Reserve) else { return };
+    let parts = match place(ctx, &one, Targets::Managed).await {
+        Ok(parts) => parts,
+        Err(why) => return roll_back(ctx, &one, &why).await,
+    };
+    for part in parts {
+        if let Some(why) = reserve(ctx, &[], &part, one.record.give_up).await {
+            return roll_back(ctx, &one, &why).await;
+        }
+    }
+}
+
+/// Plans the pods of the sources of a move that have no room yet, beside the other pods that need a place. The error is why one of them has none.
+async fn place(ctx: &Arc<Context>, one: &Progress, targets: Targets) -> Result<Vec<Move>, String> {
+    let claims: BTreeSet<String> = one.sources.iter().map(|claim| claim.name_any()).collect();
+    let mut simulator = simulator(ctx, &ctx.ready_pools(), claims.iter().map(String::as_str), clock::now());
+    simulator.limit_targets(targets);
+    let of_plans = Arc::clone(ctx);
+    let plan = move || {
+        plan_present(&of_plans, &mut simulator)?;
+        plan_moves(&of_plans, &simulator, &claims, Effort::Quick)
+    };
+    let (outcome, parts) = tokio::task::spawn_blocking(plan).await.ok().flatten().ok_or("the planner failed")?;
+    let obstacle = outcome.obstacles.into_values().next();
+    obstacle.map_or(Ok(parts), |obstacle| {
+        Err(match obstacle {
+            Obstacle::NoPlace { pod, .. } => format!("pod {pod} fits on no other node"),
+            other => other.to_string(),
+        })
+    })
 }
 
 /// Deletes the sources of a move whose pods have room elsewhere, if that is still so after reading them and their pods again: the watches may lag
 /// behind.
-async fn depart(ctx: &Context, one: &Progress, sources: &[Arc<NodeClaim>]) {
+async fn depart(ctx: &Arc<Context>, one: &Progress, sources: &[Arc<NodeClaim>]) {
     for claim in sources {
         if let Err(error) = read_again(ctx, claim).await {
             if !is_not_found(&error) {
@@ -62,19 +109,30 @@ async fn depart(ctx: &Context, one: &Progress, sources: &[Arc<NodeClaim>]) {
             return;
         }
     }
-    let again = now(ctx).into_iter().find(|other| other.record.id == one.record.id);
+    // Where no room is kept, the pods of one move at a time are counted on.
+    let unheld = || {
+        let state = ctx.cluster.read();
+        sources.iter().any(|claim| !unheld_of(&state, claim, &one.record).is_empty())
+    };
+    let _one_at_a_time = if unheld() { Some(ctx.disrupting.lock().await) } else { None };
+    let Some(one) = again(ctx, one) else { return };
     // Anything else is found in the next pass.
-    let Some(Progress { step: Step::Depart(ready), reason, .. }) = again else { return };
+    let Step::Depart(ready) = &one.step else { return };
+    if _one_at_a_time.is_some()
+        && let Err(why) = place(ctx, &one, Targets::Initialized).await
+    {
+        return roll_back(ctx, &one, &why).await;
+    }
     let was_read = |claim: &Arc<NodeClaim>| sources.iter().any(|read| read.name_any() == claim.name_any());
-    let ready: Vec<_> = ready.into_iter().filter(was_read).collect();
+    let (ready, reason): (Vec<_>, _) = (ready.iter().filter(|claim| was_read(claim)).collect(), one.reason);
     if ready.len() < sources.len() {
         return;
     }
     stream::iter(ready)
         .for_each_concurrent(CONCURRENCY, |claim| async move {
-            let (name, node) = (claim.name_any(), ctx.node_name_of(&claim));
+            let (name, node) = (claim.name_any(), ctx.node_name_of(claim));
             tracing::info!(claim = name, node, reason = reason.as_str(), "deleting marked node claim");
-            match delete_unchanged_claim(ctx, &claim, reason).await {
+            match delete_unchanged_claim(ctx, claim, reason).await {
                 Err(error) if is_conflict(&error) => {
                     tracing::debug!(claim = name, "node claim changed, deciding again");
                 }

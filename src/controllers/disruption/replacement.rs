@@ -68,9 +68,9 @@ impl Replacement {
     /// Returns the number of nodes whose disruption began.
     async fn pass(&mut self, ctx: &Arc<Context>) -> usize {
         let now = clock::now();
-        for claim in std::mem::take(&mut *lock(&ctx.abandoned)) {
-            self.drift.abandoned(&claim, now);
-            self.consolidation.backoff.abandoned(&claim, now);
+        for (claim, at_least) in std::mem::take(&mut *lock(&ctx.abandoned)) {
+            self.drift.abandoned(&claim, at_least, now);
+            self.consolidation.backoff.abandoned(&claim, at_least, now);
         }
         // The pods of a node need another one.
         let pause = ctx.pause();

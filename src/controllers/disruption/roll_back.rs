@@ -1,22 +1,35 @@
 //! Takes a move back: the room that is reserved for its pods, new nodes that are not launched yet, and the marks of its sources.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
 use serde_json::json;
 
+use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::deletion::request_deletion;
 use crate::controllers::disruption::mark::unmark;
 use crate::decisions::disruption::progress::Progress;
 use crate::decisions::provisioning::plan_changes::{claims_with, without_pods};
+use crate::model::events;
 use crate::state::object_ext::NodeClaimExt;
 use crate::state::pods::PodRecord;
 use crate::sync::lock;
 
 /// Claims that are written concurrently.
 const CONCURRENCY: usize = 16;
+
+/// Shortest wait before the sources of a move are tried again, and that after a move that was given up: its new nodes would probably be late again,
+/// and meanwhile its sources take no pods.
+pub const RETRY: Duration = Duration::from_mins(1);
+const RETRY_LATE: Duration = Duration::from_mins(10);
+
+/// Has these NodeClaims left alone for at least this time.
+pub fn abandon(ctx: &Context, sources: Vec<String>, at_least: Duration) {
+    lock(&ctx.abandoned).extend(sources.into_iter().map(|source| (source, at_least)));
+}
 
 /// Rolls a move back: its marks go last, so that a failure before is found again.
 pub async fn roll_back(ctx: &Context, one: &Progress, why: &str) {
@@ -30,11 +43,16 @@ pub async fn roll_back(ctx: &Context, one: &Progress, why: &str) {
     if !release(ctx, &pods.iter().map(String::as_str).collect()).await {
         return;
     }
-    lock(&ctx.abandoned).extend(sources);
+    let is_late = one.record.give_up <= clock::now();
+    abandon(ctx, sources, if is_late { RETRY_LATE } else { RETRY });
     stream::iter(&one.sources)
         .for_each_concurrent(CONCURRENCY, |claim| async move {
-            if let Err(error) = unmark(ctx, claim).await {
-                tracing::warn!(claim = claim.name_any(), %error, "failed to cancel disruption, retrying");
+            match unmark(ctx, claim).await {
+                Ok(()) => {
+                    let note = format!("disruption as {} is taken back: {why}", one.reason.as_str());
+                    ctx.emit_for_claim_and_node(claim, events::DISRUPTION_CANCELED.note(&note)).await;
+                }
+                Err(error) => tracing::warn!(claim = claim.name_any(), %error, "failed to cancel disruption, retrying"),
             }
         })
         .await;

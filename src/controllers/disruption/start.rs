@@ -9,7 +9,7 @@ use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::mark::mark;
-use crate::controllers::disruption::roll_back::release;
+use crate::controllers::disruption::roll_back::{RETRY, abandon, release};
 use crate::controllers::provisioning::plan_writer::PlanWriter;
 use crate::decisions::disruption::candidates::pods_to_reschedule;
 use crate::decisions::disruption::ledger::{admitted, admitted_moves};
@@ -26,7 +26,6 @@ use crate::planner::output::plan::Plan;
 use crate::state::instance_types::ReadyPool;
 use crate::state::object_ext::ObjectExt;
 use crate::state::plan_record::MoveTerms;
-use crate::sync::lock;
 
 /// Claims that are written concurrently.
 pub const CONCURRENCY: usize = 16;
@@ -95,13 +94,13 @@ async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: Disrup
         give_up: now + give_up_after(reason),
         sources: one.sources.keys().cloned().collect(),
         usd_per_hour: one.saving.usd(),
+        unheld: one.unheld(),
     };
     let pods = one.pods();
     if let Some(why) = reserve(ctx, pools, &one, record.give_up).await {
         tracing::info!(sources = ?record.sources, why, "move dropped before any node was marked");
         release(ctx, &pods).await;
-        // What failed once would probably fail again at once.
-        lock(&ctx.abandoned).extend(record.sources);
+        abandon(ctx, record.sources, RETRY);
         return 0;
     }
     let marks = stream::iter(record.sources.clone());
@@ -110,9 +109,9 @@ async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: Disrup
 }
 
 /// Writes the room for the pods of a move: on its targets first, so that no node is launched if other pods took it. Returns why it failed.
-async fn reserve(ctx: &Context, pools: &[ReadyPool], one: &Move, until: UnixMillis) -> Option<String> {
+pub(super) async fn reserve(ctx: &Context, pools: &[ReadyPool], one: &Move, until: UnixMillis) -> Option<String> {
     let key = |pod: usize| &*one.snapshot.problem.pods[pod].key;
-    let on_targets = Plan { placements: one.plan.placements.clone(), ..Plan::default() };
+    let on_targets = one.held_on_targets();
     let on_new = Plan { new_nodes: one.plan.new_nodes.clone(), ..Plan::default() };
     for plan in [on_targets, on_new] {
         let terms = MoveTerms { until, sources: one.claims_by_pod() };

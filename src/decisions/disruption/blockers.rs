@@ -55,7 +55,7 @@ pub enum Blocker {
     Obstacle(Obstacle),
     /// Its removal saves less per hour than what is needed.
     SavesTooLittle { saving: MicroUsd, needed: MicroUsd },
-    /// The replacement was not ready in time.
+    /// Its last move was rolled back.
     Abandoned,
     /// A later decision tries it.
     Undecided,
@@ -187,7 +187,7 @@ impl fmt::Display for Blocker {
                 saving.usd(),
                 needed.usd()
             ),
-            Self::Abandoned => f.write_str("its replacement was not ready in time"),
+            Self::Abandoned => f.write_str("its last move was rolled back, as its event DisruptionCanceled says"),
             Self::Undecided => f.write_str("one of the next decisions tries it"),
             Self::ReportedOnly(reason) => {
                 write!(f, "disruption is only reported; it would be disrupted now as {}", reason.as_str())

@@ -15,8 +15,6 @@ use crate::state::tables::ClusterState;
 const MAX_CANDIDATES: usize = 20;
 /// Backoff of a node whose pods have no other node.
 const BLOCKED_BACKOFF: Duration = Duration::from_mins(1);
-/// Backoff of a node whose replacement was not ready in time.
-const ABANDONED_BACKOFF: Duration = Duration::from_mins(10);
 
 /// Drifted nodes that could not be replaced, by claim, with the end of their backoff.
 #[derive(Debug, Default)]
@@ -25,9 +23,9 @@ pub struct DriftReplacement {
 }
 
 impl DriftReplacement {
-    /// Records that the replacement of a node was not ready in time.
-    pub fn abandoned(&mut self, claim: &str, now: UnixMillis) {
-        self.backoff_until.insert(claim.to_owned(), now + ABANDONED_BACKOFF);
+    /// Records that the replacement of a node was rolled back. It is left alone for at least this time.
+    pub fn abandoned(&mut self, claim: &str, at_least: Duration, now: UnixMillis) {
+        self.backoff_until.insert(claim.to_owned(), now + at_least);
     }
 
     /// Records that the pods of a node have no other node.
@@ -168,7 +166,7 @@ mod tests {
     fn a_node_that_could_not_be_replaced_is_tried_again_after_its_backoff() {
         let mut replacement = DriftReplacement::default();
         replacement.blocked("blocked", UnixMillis(0));
-        replacement.abandoned("abandoned", UnixMillis(0));
+        replacement.abandoned("abandoned", Duration::from_mins(10), UnixMillis(0));
         let nodes = [node("blocked", 1, None), node("abandoned", 1, None)];
         for (now, expected) in [
             (59_999, vec![]),

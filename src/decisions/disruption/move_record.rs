@@ -1,5 +1,7 @@
 //! What the NodeClaim of each source of a move records of it, as an annotation: a new leader continues from it.
 
+use std::collections::BTreeSet;
+
 use kube::ResourceExt;
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +23,9 @@ pub struct MoveRecord {
     pub sources: Vec<String>,
     /// What it saves, USD per hour.
     pub usd_per_hour: f64,
+    /// Pods, `namespace/name`, that go to nodes that Stowage does not manage, where no room can be kept.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub unheld: BTreeSet<String>,
 }
 
 mod rfc3339 {

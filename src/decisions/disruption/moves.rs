@@ -49,6 +49,25 @@ impl Move {
         refs.filter_map(|node_ref| node_ref.claim.as_ref())
     }
 
+    /// Keys of the pods that go to nodes without a NodeClaim, where no room can be kept.
+    pub fn unheld(&self) -> BTreeSet<String> {
+        let without = self.placements(|claim| claim.is_none());
+        without
+            .flat_map(|placement| &placement.pods)
+            .map(|pod| self.snapshot.problem.pods[*pod].key.to_string())
+            .collect()
+    }
+
+    /// The part of its plan for which room is kept on nodes that exist.
+    pub fn held_on_targets(&self) -> Plan {
+        Plan { placements: self.placements(|claim| claim.is_some()).cloned().collect(), ..Plan::default() }
+    }
+
+    fn placements(&self, is_meant: impl Fn(Option<&String>) -> bool) -> impl Iterator<Item = &ExistingNodePlacement> {
+        let refs = &self.snapshot.node_refs;
+        self.plan.placements.iter().filter(move |placement| is_meant(refs[placement.node].claim.as_ref()))
+    }
+
     /// The NodeClaim that each pod is moved from.
     pub fn claims_by_pod(&self) -> BTreeMap<Arc<str>, String> {
         let of_source = |(claim, facts): (&String, &Arc<NodeFacts>)| {

@@ -12,8 +12,8 @@ pub enum Obstacle {
     NoPlace { pod: Arc<str>, reason: String },
     /// This pod, which waits, has no place without the node.
     NeededByWaitingPod(Arc<str>),
-    /// This pod goes to a node where no hold can be written: one that is not ours, or not initialized.
-    NoHold(Arc<str>),
+    /// This pod goes to a node that is not initialized.
+    TargetNotInitialized(Arc<str>),
     /// A pod needs a new node of a NodePool whose newest node does not start up: that of this NodeClaim.
     LateNode(String),
     /// The spec of this pod is invalid, so that where it fits is not known.
@@ -32,7 +32,7 @@ impl Obstacle {
             Self::LeftOutOfPlans
                 | Self::NoPlace { .. }
                 | Self::NeededByWaitingPod(_)
-                | Self::NoHold(_)
+                | Self::TargetNotInitialized(_)
                 | Self::LateNode(_)
         )
     }
@@ -43,7 +43,7 @@ impl Obstacle {
             Self::LeftOutOfPlans => "left_out_of_plans",
             Self::NoPlace { .. } => "no_place",
             Self::NeededByWaitingPod(_) => "needed_by_waiting_pod",
-            Self::NoHold(_) => "no_hold",
+            Self::TargetNotInitialized(_) => "target_not_initialized",
             Self::LateNode(_) => "late_node",
             Self::InvalidPod(_) => "invalid_pod",
             Self::DaemonLeftOut => "daemon_left_out",
@@ -54,9 +54,10 @@ impl Obstacle {
     /// The pod that it names.
     pub fn pod(&self) -> Option<&str> {
         match self {
-            Self::NoPlace { pod, .. } | Self::NeededByWaitingPod(pod) | Self::NoHold(pod) | Self::InvalidPod(pod) => {
-                Some(pod)
-            }
+            Self::NoPlace { pod, .. }
+            | Self::NeededByWaitingPod(pod)
+            | Self::TargetNotInitialized(pod)
+            | Self::InvalidPod(pod) => Some(pod),
             Self::LeftOutOfPlans | Self::LateNode(_) | Self::DaemonLeftOut | Self::SpotToSpot => None,
         }
     }
@@ -70,10 +71,9 @@ impl fmt::Display for Obstacle {
                 write!(f, "not all pods would schedule: {pod} fits on no other node, and on no new node: {reason}")
             }
             Self::NeededByWaitingPod(pod) => write!(f, "pod {pod}, which waits, has no place without the node"),
-            Self::NoHold(pod) => write!(
-                f,
-                "not all pods would schedule: {pod} fits only on a node that Stowage does not manage, or that is not initialized"
-            ),
+            Self::TargetNotInitialized(pod) => {
+                write!(f, "not all pods would schedule: {pod} fits only on a node that is not initialized yet")
+            }
             Self::LateNode(claim) => write!(
                 f,
                 "its pods need a new node, and the newest of its NodePool, that of NodeClaim {claim}, is not initialized: \

@@ -1,9 +1,9 @@
 //! The progress of moves, from the objects alone: a new leader continues from them.
 //!
 //! A move waits until the pods of all its sources have room on nodes that are initialized; then its sources are deleted. Before that it is rolled
-//! back when a pod has no room any more, when something protects a source now, and when it is given up.
+//! back when a pod has no room and none is found, when something protects a source now, and when it is given up.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +32,8 @@ pub fn give_up_after(reason: DisruptionReason) -> Duration {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
     Wait,
+    /// Find room for the pods of its sources that have none: bound since it was decided, or their target is gone.
+    Reserve,
     /// Delete these claims: their pods have room elsewhere.
     Depart(Vec<Arc<NodeClaim>>),
     /// Undo it, for this reason. Sources that are deleted already stay so.
@@ -56,9 +58,22 @@ pub fn source_of(claim: &NodeClaim) -> Option<(MoveRecord, DisruptionReason)> {
 
 /// Every move that has sources which are not deleted.
 pub fn progress(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<Progress> {
+    steps(state, holds, |_| true, now)
+}
+
+/// The move with this id, if it has sources which are not deleted.
+pub fn progress_of(state: &ClusterState, holds: &Holds, id: &str, now: UnixMillis) -> Option<Progress> {
+    steps(state, holds, |record| record.id == id, now).pop()
+}
+
+fn steps(
+    state: &ClusterState,
+    holds: &Holds,
+    is_meant: impl Fn(&MoveRecord) -> bool,
+    now: UnixMillis,
+) -> Vec<Progress> {
     let mut moves: BTreeMap<String, Progress> = BTreeMap::new();
-    for claim in state.claim_index.leaving.iter().filter_map(|name| state.claims.get(name)) {
-        let Some((record, reason)) = source_of(claim) else { continue };
+    for (claim, record, reason) in sources(state).filter(|(_, record, _)| is_meant(record)) {
         let fresh = |record: MoveRecord| Progress { record, reason, sources: Vec::new(), step: Step::Wait };
         moves.entry(record.id.clone()).or_insert_with(|| fresh(record)).sources.push(Arc::clone(claim));
     }
@@ -71,6 +86,26 @@ pub fn progress(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<Pro
         one.step = step(state, &room, one, now);
     }
     moves
+}
+
+/// The sources of moves that are not deleted.
+fn sources(state: &ClusterState) -> impl Iterator<Item = (&Arc<NodeClaim>, MoveRecord, DisruptionReason)> {
+    let leaving = state.claim_index.leaving.iter().filter_map(|name| state.claims.get(name));
+    leaving.filter_map(|claim| source_of(claim).map(|(record, reason)| (claim, record, reason)))
+}
+
+/// Pods of the sources of moves, but for these NodeClaims, that go to nodes where no room can be kept.
+pub fn unheld_pods(state: &ClusterState, but: &HashSet<&str>) -> BTreeSet<String> {
+    let others = sources(state).filter(|(claim, ..)| !but.contains(&*claim.name_any()));
+    others.flat_map(|(claim, record, _)| unheld_of(state, claim, &record)).collect()
+}
+
+/// Pods of a source that go to nodes where no room can be kept.
+pub fn unheld_of(state: &ClusterState, claim: &NodeClaim, record: &MoveRecord) -> Vec<String> {
+    let Some(node) = state.node_of(claim).filter(|_| !record.unheld.is_empty()) else { return Vec::new() };
+    let node = node.name_any();
+    let pods = state.pods_on(&node).filter(|pod| pod.reschedulable()).map(PodRecord::key);
+    pods.filter(|pod| record.unheld.contains(pod)).collect()
 }
 
 /// Pods of sources that have room elsewhere, and those of them whose new node is initialized.
@@ -104,7 +139,7 @@ fn step(state: &ClusterState, room: &Room<'_>, one: &Progress, now: UnixMillis) 
         }
         return Step::Wait;
     }
-    let mut ready = Vec::new();
+    let (mut ready, mut is_without_room) = (Vec::new(), false);
     for claim in &one.sources {
         let Some(node) = state.node_of(claim) else {
             ready.push(Arc::clone(claim));
@@ -118,20 +153,22 @@ fn step(state: &ClusterState, room: &Room<'_>, one: &Progress, now: UnixMillis) 
         let moving: Vec<String> = moving
             .filter(|pod| pod.entry.as_ref().is_ok_and(|entry| entry.owner.is_some()))
             .map(PodRecord::key)
+            .filter(|pod| !record.unheld.contains(pod))
             .collect();
-        if let Some(pod) = moving.iter().find(|pod| !room.held.contains(&***pod)) {
-            return Step::RollBack(format!("no room is reserved for pod {pod} of node {name}"));
-        }
+        is_without_room |= moving.iter().any(|pod| !room.held.contains(&**pod));
         let may_drain = claim.spec.termination_grace_period.is_some() || budget_block(state, &name).is_none();
         if may_drain && moving.iter().all(|pod| room.ready.contains(&**pod)) {
             ready.push(Arc::clone(claim));
         }
     }
     let has_begun = record.sources.iter().any(|name| state.claims.get(name).is_none_or(|claim| claim.is_deleting()));
-    if !ready.is_empty() && (has_begun || ready.len() == one.sources.len()) {
+    let may_depart = has_begun || ready.len() == one.sources.len();
+    if !ready.is_empty() && may_depart && !is_without_room {
         Step::Depart(ready)
     } else if record.give_up <= now {
         Step::RollBack("its pods found no other node in time".to_owned())
+    } else if is_without_room {
+        Step::Reserve
     } else {
         Step::Wait
     }

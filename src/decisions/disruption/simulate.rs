@@ -8,12 +8,15 @@ use crate::decisions::disruption::late_nodes::pools_with_late_nodes;
 use crate::decisions::disruption::moves::{Move, split};
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::decisions::disruption::obstacle::Obstacle;
+use crate::decisions::disruption::progress::unheld_pods;
 use crate::decisions::disruption::size::{Size, less, size, sum};
 use crate::decisions::provisioning::supply_quarantine::{Source, SupplyQuarantine};
 use crate::model::offering::CapacityType;
 use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
+use crate::planner::columns::table::ColumnCache;
+use crate::planner::input::node::NodeState;
 use crate::planner::input::pod::PodEntry;
 use crate::planner::input::problem::Problem;
 use crate::planner::output::plan::Plan;
@@ -66,8 +69,21 @@ pub struct Simulator {
     snapshot: Snapshot,
     removable: BTreeMap<String, Removable>,
     daemons_left_out: bool,
+    targets: Targets,
     /// NodePools of which no new node is bought, with a NodeClaim whose node does not start up.
     late: BTreeMap<String, String>,
+}
+
+/// Where the pods of removed nodes may go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Targets {
+    /// To initialized nodes, and to new ones.
+    #[default]
+    Any,
+    /// To initialized nodes.
+    Initialized,
+    /// To nodes that Stowage manages, also those that are not initialized yet: where room can be kept.
+    Managed,
 }
 
 /// A node that can be removed.
@@ -112,6 +128,8 @@ impl Simulator {
     ) -> Self {
         let mut demand = demand(state, holds);
         demand.pending.extend(unattempted(state, holds, request.now));
+        let claims: HashSet<&str> = claims.into_iter().collect();
+        demand.displaced.extend(unheld_pods(state, &claims));
         let snapshot = take(state, holds, demand, cache, request);
         let panicked: BTreeSet<&String> = snapshot.panicked_nodes.iter().collect();
         let mut moved: BTreeMap<&str, BTreeSet<Arc<str>>> = BTreeMap::new();
@@ -120,7 +138,6 @@ impl Simulator {
                 moved.entry(node).or_default().insert(Arc::clone(&entry.key));
             }
         }
-        let claims: HashSet<&str> = claims.into_iter().collect();
         let removable = facts.nodes.iter().filter(|facts| claims.contains(&*facts.claim)).map(|facts| {
             let left_out = panicked.contains(&facts.node).then_some(Obstacle::LeftOutOfPlans);
             let known = left_out.or_else(|| facts.invalid_pod.clone().map(Obstacle::InvalidPod));
@@ -128,7 +145,26 @@ impl Simulator {
             (facts.claim.clone(), Removable { facts: Arc::clone(facts), moved, known })
         });
         let removable = removable.collect();
-        Self { snapshot, removable, daemons_left_out: false, late: pools_with_late_nodes(state, request.now) }
+        let late = pools_with_late_nodes(state, request.now);
+        Self { snapshot, removable, daemons_left_out: false, targets: Targets::Any, late }
+    }
+
+    /// Limits where pods may go.
+    pub fn limit_targets(&mut self, targets: Targets) {
+        self.targets = targets;
+        if targets == Targets::Any {
+            return;
+        }
+        self.snapshot.problem.pools.clear();
+        self.snapshot.column_cache = ColumnCache::default();
+        let nodes = self.snapshot.problem.nodes.iter_mut().zip(&self.snapshot.node_refs);
+        for (node, _) in nodes.filter(|(_, node_ref)| targets == Targets::Managed && node_ref.claim.is_none()) {
+            Arc::make_mut(node).schedulable = false;
+        }
+    }
+
+    fn is_ready(&self, node: &NodeState) -> bool {
+        node.initialized || self.targets == Targets::Managed
     }
 
     /// Leaves out pods that wait and that plans fail over.
@@ -236,14 +272,10 @@ impl Simulator {
                 }
             }
         }
-        for placement in &plan.placements {
-            // Holds are written on NodeClaims.
-            let may_hold = node_refs[placement.node].claim.is_some() && problem.nodes[placement.node].initialized;
-            if !may_hold {
-                for pod in &placement.pods {
-                    if let Some(claim) = claim_of(pod) {
-                        out.find(claim, Obstacle::NoHold(Arc::clone(&problem.pods[*pod].key)));
-                    }
+        for placement in plan.placements.iter().filter(|placement| !self.is_ready(&problem.nodes[placement.node])) {
+            for pod in &placement.pods {
+                if let Some(claim) = claim_of(pod) {
+                    out.find(claim, Obstacle::TargetNotInitialized(Arc::clone(&problem.pods[*pod].key)));
                 }
             }
         }
@@ -308,9 +340,8 @@ fn rooms(problem: &Problem, node_refs: &[&Arc<NodeRef>], plan: &Plan) -> Vec<(Op
         placement.pods.iter().for_each(|pod| *taken = sum(*taken, size(&problem.pods[*pod].class.requests)));
     }
     let nodes = problem.nodes.iter().zip(node_refs).enumerate();
-    let may_hold =
-        nodes.filter(|(_, (node, node_ref))| node_ref.claim.is_some() && node.initialized && node.schedulable);
-    let existing = may_hold.map(|(at, (node, node_ref))| {
+    let targets = nodes.filter(|(_, (node, _))| node.initialized && node.schedulable);
+    let existing = targets.map(|(at, (node, node_ref))| {
         let reserved = [node.pods.requests(), &node.daemon_reserve].map(size);
         let free = reserved.into_iter().fold(size(&node.allocatable), less);
         (Some(Arc::clone(node_ref)), less(free, taken.get(&at).copied().unwrap_or_default()))

@@ -2,6 +2,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::controllers::disruption::roll_back::{RETRY, abandon};
 use crate::model::labels;
 use crate::model::pause::Pause;
 use crate::test_support::consolidation_world::{add, world};
@@ -41,7 +42,7 @@ async fn a_node_that_was_given_up_is_not_chosen_again() {
         add(&world, "other", "p", None, "1500m");
         let ctx = world.context();
         if given_up {
-            lock(&ctx.abandoned).extend(["light".to_owned(), "drifted".to_owned(), "other".to_owned()]);
+            abandon(&ctx, ["light", "drifted", "other"].map(str::to_owned).to_vec(), RETRY);
         }
         let count = Replacement::new(&ctx).pass(&ctx).await;
         assert_eq!(count > 0, !given_up);

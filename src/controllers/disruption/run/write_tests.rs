@@ -35,6 +35,7 @@ fn record() -> MoveRecord {
         give_up: at + Duration::from_mins(5),
         sources: vec!["c".into()],
         usd_per_hour: 0.1,
+        unheld: BTreeSet::new(),
     }
 }
 

@@ -112,7 +112,7 @@ async fn a_pod_moves_from_one_claims_plan_to_another_under_every_failure() {
     PATCH nodeclaims/new
       written by another: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, as undisturbed
       409 | 422: 1 pods, held for {}; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
-      404: 1 pods, held for {}; again: 1 pods, held for {}, no write, differs: -nodeclaims/new
+      404: 1 pods, held for {}; again: 1 pods, held for {"n/a"}, 1 write, differs: +nodeclaims/p-1, -nodeclaims/new
       429, Retry-After 2 s, once: 1 pods, held for {"n/a"}, sent 2 times in 2 s; again: 0 pods, held for {}, no write, as undisturbed
       504: 1 pods, held for {}, sent 7 times; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
       no answer: waits forever; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed

@@ -9,8 +9,6 @@ use crate::model::time::UnixMillis;
 
 /// First and longest backoff of a node whose pods have no other place; it doubles.
 const BLOCKED: (Duration, Duration) = (Duration::from_mins(1), Duration::from_mins(15));
-/// Backoff of a node whose replacement was not ready in time.
-const ABANDONED: Duration = Duration::from_mins(10);
 
 /// Backoff by claim.
 #[derive(Debug, Default)]
@@ -28,15 +26,23 @@ struct Entry {
 impl Backoff {
     /// Records that the pods of a node have no other place.
     pub fn blocked(&mut self, claim: &str, why: Obstacle, now: UnixMillis) {
-        let last = self.0.get(claim).filter(|entry| entry.needs_room).map_or(Duration::ZERO, |entry| entry.wait);
-        let wait = (last * 2).clamp(BLOCKED.0, BLOCKED.1);
-        self.0.insert(claim.to_owned(), Entry { since: now, wait, why: Blocker::Obstacle(why), needs_room: true });
+        self.failed(
+            claim,
+            BLOCKED.0,
+            Entry { since: now, wait: BLOCKED.0, why: Blocker::Obstacle(why), needs_room: true },
+        );
     }
 
-    /// Records that the replacement of a node was not ready in time.
-    pub fn abandoned(&mut self, claim: &str, now: UnixMillis) {
-        let why = Blocker::Abandoned;
-        self.0.insert(claim.to_owned(), Entry { since: now, wait: ABANDONED, why, needs_room: false });
+    /// Records that the removal of a node was rolled back. It is left alone for at least this time.
+    pub fn abandoned(&mut self, claim: &str, at_least: Duration, now: UnixMillis) {
+        self.failed(claim, at_least, Entry { since: now, wait: at_least, why: Blocker::Abandoned, needs_room: false });
+    }
+
+    /// Doubles the wait after the same kind of failure.
+    fn failed(&mut self, claim: &str, first: Duration, entry: Entry) {
+        let last = self.0.get(claim).filter(|last| last.needs_room == entry.needs_room);
+        let wait = last.map_or(first, |last| (last.wait * 2).clamp(first, BLOCKED.1));
+        self.0.insert(claim.to_owned(), Entry { wait, ..entry });
     }
 
     /// Why a node is left out now, when a pod was last bound or ended at this time. `None`: it is not.
@@ -82,7 +88,8 @@ mod tests {
         let (mut backoff, minute) = (Backoff::default(), Duration::from_mins(1));
         backoff.blocked("a", WHY, UnixMillis(0));
         backoff.blocked("a", WHY, UnixMillis(0) + minute);
-        backoff.abandoned("b", UnixMillis(0));
+        let long = minute * 10;
+        backoff.abandoned("b", long, UnixMillis(0));
         let (earlier, later) = (UnixMillis(1_000), UnixMillis(61_000));
         for (claim, event, minutes, left_out) in [
             ("a", earlier, 2, true),
@@ -98,10 +105,16 @@ mod tests {
                 "{claim} {minutes}"
             );
         }
-        backoff.blocked("b", WHY, UnixMillis(0) + ABANDONED);
+        backoff.blocked("b", WHY, UnixMillis(0) + long);
         assert!(
-            backoff.leaves_out("b", UnixMillis(0), UnixMillis(0) + ABANDONED + minute).is_none(),
+            backoff.leaves_out("b", UnixMillis(0), UnixMillis(0) + long + minute).is_none(),
             "a failure of another kind starts over"
         );
+        for (at_least, minutes) in [(minute, 1), (minute, 2), (long, 10), (minute, 15), (minute, 15)] {
+            backoff.abandoned("c", at_least, UnixMillis(0));
+            let leaves_out = |at| backoff.leaves_out("c", UnixMillis(0), at).is_some();
+            let end = UnixMillis(0) + minute * minutes;
+            assert!(leaves_out(UnixMillis(end.0 - 1)) && !leaves_out(end), "{at_least:?} {minutes}");
+        }
     }
 }

@@ -10,7 +10,14 @@ const MINUTE: Duration = Duration::from_mins(1);
 
 fn record(sources: &[&str]) -> MoveRecord {
     let sources = sources.iter().map(|name| (*name).to_owned()).collect();
-    MoveRecord { id: "m".into(), at: NOW, give_up: NOW + MINUTE * 5, sources, usd_per_hour: 0.1 }
+    MoveRecord {
+        id: "m".into(),
+        at: NOW,
+        give_up: NOW + MINUTE * 5,
+        sources,
+        usd_per_hour: 0.1,
+        unheld: BTreeSet::new(),
+    }
 }
 
 /// A claim with these annotations, and its node of the same name.
@@ -59,6 +66,7 @@ fn step_of(state: &ClusterState, now: UnixMillis) -> String {
     match moves.first().map(|one| &one.step) {
         None => "no move".into(),
         Some(Step::Wait) => "wait".into(),
+        Some(Step::Reserve) => "reserve".into(),
         Some(Step::Depart(claims)) => {
             format!("depart {}", claims.iter().map(|claim| claim.name_any()).collect::<Vec<_>>().join(" "))
         }
@@ -88,6 +96,7 @@ fn a_move_departs_as_a_whole_when_all_its_pods_have_room_on_nodes_that_are_initi
     };
     let expired: Change = |state| put_node(state, "new", &room(&["on-b"], NOW), true);
     let another: Change = |state| put_pod(state, "late", "a", &json!({}));
+    let another_on_b: Change = |state| put_pod(state, "late", "b", &json!({}));
     let bare: Change =
         |state| state.apply_pod(&objects::pod("bare", &json!({"spec": {"nodeName": "a"}})), UnixMillis(1));
     let protected: Change = |state| put_pod(state, "on-a", "a", &json!({(labels::DO_NOT_DISRUPT): "true"}));
@@ -109,10 +118,16 @@ fn a_move_departs_as_a_whole_when_all_its_pods_have_room_on_nodes_that_are_initi
     for (case, changes, early, late) in [
         ("ready", vec![], "depart a b", "depart a b"),
         ("a node starts up", vec![boots], "wait", "roll back: its pods found no other node in time"),
-        ("a target is gone", vec![gone], "roll back: no room is reserved for pod n/on-b of node b", ""),
-        ("a target leaves", vec![leaves], "roll back: no room is reserved for pod n/on-b of node b", ""),
-        ("the room is given up", vec![expired], "roll back: no room is reserved for pod n/on-b of node b", ""),
-        ("another pod was bound", vec![another], "roll back: no room is reserved for pod n/late of node a", ""),
+        ("a target is gone", vec![gone], "reserve", "roll back: its pods found no other node in time"),
+        ("a target leaves", vec![leaves], "reserve", "roll back: its pods found no other node in time"),
+        ("the room is given up", vec![expired], "reserve", "roll back: its pods found no other node in time"),
+        ("another pod was bound", vec![another], "reserve", "roll back: its pods found no other node in time"),
+        (
+            "one departs, and another pod was bound",
+            vec![deleted, another_on_b],
+            "reserve",
+            "roll back: its pods found no other node in time",
+        ),
         ("a pod without a controller", vec![bare], "depart a b", ""),
         (
             "a pod is protected now",
@@ -192,4 +207,25 @@ fn a_drifted_node_with_a_grace_period_is_protected_by_its_own_annotation_only() 
         put_node(&mut state, "old", &room(&["on-a"], NOW + MINUTE * 5), true);
         assert_eq!(step_of(&state, NOW), expected, "{grace:?}");
     }
+}
+
+#[test]
+fn f5_pods_that_go_to_nodes_which_are_not_ours_need_no_hold() {
+    let unheld =
+        |pods: &[&str]| MoveRecord { unheld: pods.iter().map(|pod| (*pod).to_owned()).collect(), ..record(&["a"]) };
+    for (pods, step, counted) in
+        [(&["n/on-a"][..], "depart a", &["n/on-a"][..]), (&["n/other"], "reserve", &[]), (&[], "reserve", &[])]
+    {
+        let mut state = ClusterState::default();
+        let annotations = json!({(labels::DISRUPTING): "Drifted/", (labels::MOVE): unheld(pods).annotation()});
+        put_node(&mut state, "a", &annotations, true);
+        put_pod(&mut state, "on-a", "a", &json!({}));
+        assert_eq!(step_of(&state, NOW), step, "{pods:?}");
+        let of_others = |but: &[&str]| unheld_pods(&state, &but.iter().copied().collect());
+        assert_eq!(of_others(&[]).iter().map(String::as_str).collect::<Vec<_>>(), counted);
+        assert!(of_others(&["a"]).is_empty());
+    }
+    let text = unheld(&["n/on-a"]).annotation();
+    assert!(text.contains(r#""unheld":["n/on-a"]"#), "{text}");
+    assert!(!record(&["a"]).annotation().contains("unheld"), "an earlier version reads it");
 }

@@ -71,7 +71,15 @@ fn an_outcome_names_the_nodes_that_should_stay_and_why() {
             None,
         ),
         (
-            "on a node that is not ours",
+            "f5: on a node that is not ours",
+            &with_limit("0"),
+            "large/on-demand",
+            &free,
+            |cluster| cluster.add_node_of_others("b", "small"),
+            None,
+        ),
+        (
+            "on a node whose NodeClaim is gone",
             &with_limit("0"),
             "large/on-demand",
             &free,
@@ -79,7 +87,21 @@ fn an_outcome_names_the_nodes_that_should_stay_and_why() {
                 cluster.add_node("b", "p", "small/on-demand");
                 cluster.state.delete_claim("b");
             },
-            Some("no_hold"),
+            Some("no_place"),
+        ),
+        (
+            "on a node that is not initialized",
+            &with_limit("0"),
+            "large/on-demand",
+            &free,
+            |cluster| {
+                cluster.add_node("b", "p", "small/on-demand");
+                let mut node = serde_json::to_value(&*cluster.state.nodes["b"]).unwrap();
+                let young = json!({"creationTimestamp": NOW.rfc3339(), "labels": {(labels::INITIALIZED): null}});
+                json_patch::merge(&mut node, &json!({"metadata": young}));
+                cluster.state.apply_node(serde_json::from_value(node).unwrap());
+            },
+            Some("target_not_initialized"),
         ),
     ] {
         let mut cluster = cluster(pool, offering, pod);
@@ -87,7 +109,7 @@ fn an_outcome_names_the_nodes_that_should_stay_and_why() {
         let outcome = cluster.simulate(&["old"]);
         let obstacle = outcome.obstacles.get("old");
         assert_eq!(obstacle.map(Obstacle::kind), expected, "{case}");
-        let names_pod = ["no_place", "no_hold", "invalid_pod"];
+        let names_pod = ["no_place", "target_not_initialized", "invalid_pod"];
         assert_eq!(obstacle.and_then(Obstacle::pod), expected.filter(|kind| names_pod.contains(kind)).map(|_| "n/a"));
         let concerns_drift = expected.is_some_and(|kind| !["spot_to_spot", "invalid_pod"].contains(&kind));
         assert_eq!(outcome.is_complete(), !concerns_drift, "{case}");

@@ -230,7 +230,7 @@ fn a_node_that_is_backed_off_keeps_its_reason() {
     let first = verdicts(&cluster, &mut memory, &Holds::default(), 100, NOW);
     assert!(matches!(&first[0].blockers[..], [Blocker::Obstacle(Obstacle::NoPlace { .. })]), "{first:?}");
     assert_eq!(verdicts(&cluster, &mut memory, &Holds::default(), 100, NOW + Duration::from_secs(20)), first);
-    memory.backoff.abandoned("b", NOW);
+    memory.backoff.abandoned("b", Duration::from_mins(1), NOW);
     let later = verdicts(&cluster, &mut memory, &Holds::default(), 100, NOW + Duration::from_secs(20));
     assert_eq!(later[1].blockers, [Blocker::Abandoned]);
 }
