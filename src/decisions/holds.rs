@@ -1,6 +1,6 @@
 //! Resolves the plans of NodeClaims to live holds. Every replica and every restart derives the same holds from the same objects.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -372,10 +372,7 @@ fn successors(
 fn drop_overcommitted(state: &ClusterState, node: &Node, live: &mut Vec<Hold>) {
     let Some(mut room) = free(state, node) else { return };
     live.retain(|hold| {
-        let record = hold.pod.as_ref().and_then(|pod| state.pods.get(pod));
-        let Some(class) = record.and_then(class_of) else {
-            return true;
-        };
+        let Some(class) = &hold.class else { return true };
         room.sub(&class.requests);
         let fits = is_enough(&room);
         if !fits {
@@ -406,19 +403,11 @@ fn class_of(pod: &PodRecord) -> Option<Arc<PodClass>> {
     pod.entry.as_ref().ok().map(|entry| Arc::clone(&entry.class))
 }
 
-/// The first of these NodeClaims whose node has no room for all its holds, those of displaced pods that still run elsewhere included.
-pub fn overcommitted<'c>(
-    state: &ClusterState,
-    holds: &Holds,
-    mut claims: impl Iterator<Item = &'c String>,
-) -> Option<&'c String> {
-    claims.find(|claim| {
-        let node = state.claims.get(*claim).and_then(|claim| state.node_of(claim));
-        let Some(mut room) = node.and_then(|node| free(state, node)) else { return false };
-        let held = holds.by_claim.get(*claim).into_iter().flatten();
-        held.filter_map(|hold| hold.class.as_ref()).for_each(|class| room.sub(&class.requests));
-        !is_enough(&room)
-    })
+/// The first of these pods, all of which are planned on NodeClaims, that runs and whose successor has no hold, such as because other pods took the room.
+pub fn unheld<'p>(state: &ClusterState, holds: &Holds, mut pods: impl Iterator<Item = &'p str>) -> Option<&'p str> {
+    let held: HashSet<&str> = holds.by_claim.values().flatten().map(|hold| &*hold.original).collect();
+    let has_owner = |pod: &PodRecord| pod.entry.as_ref().is_ok_and(|entry| entry.owner.is_some());
+    pods.find(|pod| state.pods.get(*pod).is_some_and(|pod| pod.active() && has_owner(pod)) && !held.contains(pod))
 }
 
 fn hold(

@@ -13,7 +13,7 @@ use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::deletion::delete_unchanged_claim;
-use crate::controllers::disruption::roll_back::roll_back;
+use crate::controllers::disruption::roll_back::{release, roll_back};
 use crate::controllers::disruption::simulate::{plan_moves, plan_present, simulator};
 use crate::controllers::disruption::start::reserve;
 use crate::controllers::run_loop::{Pace, RunLoop};
@@ -25,6 +25,8 @@ use crate::decisions::staleness::Removal;
 use crate::planner::Effort;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(50), resync: Duration::from_millis(500) };
+/// Attempts to keep room for pods that have none, while other pods are bound.
+const ATTEMPTS: u32 = 3;
 /// Moves that are carried on concurrently.
 const CONCURRENCY: usize = 32;
 
@@ -66,14 +68,18 @@ fn again(ctx: &Context, one: &Progress) -> Option<Progress> {
 /// rolled back.
 async fn reserve_again(ctx: &Arc<Context>, one: &Progress) {
     let _one_at_a_time = ctx.disrupting.lock().await;
-    let Some(one) = again(ctx, one).filter(|one| one.step == Step::Reserve) else { return };
-    let parts = match place(ctx, &one, Targets::Managed).await {
-        Ok(parts) => parts,
-        Err(why) => return roll_back(ctx, &one, &why).await,
-    };
-    for part in parts {
-        if let Some(why) = reserve(ctx, &[], &part, one.record.give_up).await {
-            return roll_back(ctx, &one, &why).await;
+    for attempt in 1..=ATTEMPTS {
+        let Some(one) = again(ctx, one).filter(|one| one.step == Step::Reserve) else { return };
+        let parts = match place(ctx, &one, Targets::Managed).await {
+            Ok(parts) => parts,
+            Err(why) => return roll_back(ctx, &one, &why).await,
+        };
+        for part in parts {
+            let Some(why) = reserve(ctx, &[], &part, one.record.give_up).await else { continue };
+            if attempt == ATTEMPTS {
+                return roll_back(ctx, &one, &why).await;
+            }
+            release(ctx, &part.pods()).await;
         }
     }
 }
@@ -109,16 +115,18 @@ async fn depart(ctx: &Arc<Context>, one: &Progress, sources: &[Arc<NodeClaim>]) 
             return;
         }
     }
-    // Where no room is kept, the pods of one move at a time are counted on.
+    // The successors of its pods would be bound to the sources of moves that begin at this moment, and are not tainted yet.
+    let one_at_a_time = ctx.disrupting.lock().await;
     let unheld = || {
         let state = ctx.cluster.read();
         sources.iter().any(|claim| !unheld_of(&state, claim, &one.record).is_empty())
     };
-    let _one_at_a_time = if unheld() { Some(ctx.disrupting.lock().await) } else { None };
+    // Where no room is kept, the pods of one move at a time are counted on.
+    let alone = Some(one_at_a_time).filter(|_| unheld());
     let Some(one) = again(ctx, one) else { return };
     // Anything else is found in the next pass.
     let Step::Depart(ready) = &one.step else { return };
-    if _one_at_a_time.is_some()
+    if alone.is_some()
         && let Err(why) = place(ctx, &one, Targets::Initialized).await
     {
         return roll_back(ctx, &one, &why).await;

@@ -18,7 +18,7 @@ use crate::decisions::disruption::move_record::MoveRecord;
 use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::progress::give_up_after;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::decisions::holds::overcommitted;
+use crate::decisions::holds::unheld;
 use crate::decisions::staleness::Removal;
 use crate::model::events;
 use crate::model::time::UnixMillis;
@@ -122,8 +122,8 @@ pub(super) async fn reserve(ctx: &Context, pools: &[ReadyPool], one: &Move, unti
         }
         let state = ctx.cluster.read();
         let holds = ctx.derived.holds(&state, clock::now());
-        if let Some(full) = overcommitted(&state, &holds, one.targets()) {
-            return Some(format!("other pods took the room on the node of {full}"));
+        if let Some(pod) = unheld(&state, &holds, plan.pods().map(key)) {
+            return Some(format!("other pods took the room for pod {pod}"));
         }
     }
     None

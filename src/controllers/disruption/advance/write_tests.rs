@@ -210,12 +210,12 @@ async fn a_pod_that_was_bound_meanwhile_gets_room_under_every_failure() {
     again: passed, 1 write, differs: nodeclaims/source (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     PATCH nodeclaims/target
       written by another: passed; again: passed, 1 write, differs: nodeclaims/source (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
-      409 | 422: passed, sent 2 times; again: passed, 1 write, as undisturbed
+      409 | 422: passed, sent 4 times; again: passed, 1 write, as undisturbed
       404: passed; again: passed, no write, differs: nodeclaims/source (metadata.annotations), -nodeclaims/target
       429, Retry-After 2 s, once: passed, sent 2 times in 2 s; again: passed, 1 write, differs: nodeclaims/source (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
-      504: passed, sent 14 times; again: passed, 1 write, as undisturbed
+      504: passed, sent 28 times; again: passed, 1 write, as undisturbed
       no answer: waits forever; again: passed, 1 write, as undisturbed
-      lost answer: passed, sent 2 times; again: passed, no write, differs: nodeclaims/source (metadata.annotations), nodeclaims/target (metadata.annotations)
+      lost answer: passed, sent 3 times; again: passed, 1 write, differs: nodeclaims/source (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
       crash before: stopped; again: passed, 1 write, as undisturbed
       crash after: stopped; again: passed, 1 write, differs: nodeclaims/source (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     "#);

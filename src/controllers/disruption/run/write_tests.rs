@@ -44,7 +44,7 @@ fn claim_of(ctx: &Context) -> Option<Arc<NodeClaim>> {
 }
 
 #[tokio::test]
-async fn a_marked_node_that_could_not_be_tainted_is_tainted_by_the_next_pass() {
+async fn f24_a_marked_node_that_could_not_be_tainted_is_tainted_by_the_next_pass() {
     for reason in [DisruptionReason::Underutilized, DisruptionReason::Drifted, DisruptionReason::ScheduledChange] {
         let world = World { watched: true, ..world(&json!({}), None) };
         world.api.inject_on("PATCH nodes/x", Fault::Refused(Refusal::invalid("no")));

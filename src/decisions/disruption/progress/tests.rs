@@ -1,6 +1,8 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::decisions::demand::demand;
+use crate::decisions::disruption::candidates::pods_to_reschedule;
 use crate::decisions::holds::resolve;
 use crate::model::labels;
 use crate::test_support::objects;
@@ -228,4 +230,32 @@ fn f5_pods_that_go_to_nodes_which_are_not_ours_need_no_hold() {
     let text = unheld(&["n/on-a"]).annotation();
     assert!(text.contains(r#""unheld":["n/on-a"]"#), "{text}");
     assert!(!record(&["a"]).annotation().contains("unheld"), "an earlier version reads it");
+}
+
+/// The addendum: a new node for pods that a budget keeps was discarded as empty and bought again, for ever.
+#[test]
+fn f3_the_room_of_pods_that_a_budget_keeps_is_neither_discarded_nor_bought_again() {
+    let mut state = state();
+    let spec = json!({"selector": {"matchLabels": {"app": "a"}}});
+    state.pod_budgets.apply(&objects::pod_budget("b", &json!({"spec": spec, "status": {"disruptionsAllowed": 0}})));
+    let holds = |state: &ClusterState, at| resolve(state, at);
+    let is_empty = |state: &ClusterState, at| pods_to_reschedule(state, &holds(state, at), &state.claims["new"]) == 0;
+    let bought_for = |state: &ClusterState, at| demand(state, &holds(state, at)).displaced.len();
+    let (before, after) = (NOW + MINUTE * 4, NOW + MINUTE * 6);
+    assert_eq!(
+        (step_of(&state, before).as_str(), is_empty(&state, before), bought_for(&state, before)),
+        ("wait", false, 0)
+    );
+    // Then its room ends with the move.
+    assert!(step_of(&state, after).starts_with("roll back") && is_empty(&state, after));
+    assert_eq!(bought_for(&state, after), 0);
+    // The budget was used up by the first evictions of the drain.
+    for name in ["a", "b"] {
+        mark_claim(&mut state, name, &json!({"metadata": {"deletionTimestamp": NOW.rfc3339()}}));
+    }
+    assert_eq!(
+        (step_of(&state, before).as_str(), is_empty(&state, before), bought_for(&state, before)),
+        ("no move", false, 0)
+    );
+    assert_eq!(bought_for(&state, after), 0);
 }
