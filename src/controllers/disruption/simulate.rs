@@ -1,8 +1,10 @@
 //! Simulated removal of nodes: what it depends on, and plans that fail.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use crate::controllers::context::Context;
+use crate::controllers::disruption::run::choose_empty;
 use crate::controllers::provisioning::isolation::generation;
 use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::simulate::{Outcome, Simulator};
@@ -15,6 +17,8 @@ use crate::sync::panics::catch;
 
 /// Effort of the plans, which are only compared with each other.
 const EFFORT: Effort = Effort::Quick;
+/// Empty nodes that are removed within this time are no targets.
+const SOON: Duration = Duration::from_secs(10);
 
 /// The cluster now, from which the nodes of these claims can be removed. Reads the state; plans nothing.
 pub fn simulator<'c>(
@@ -27,6 +31,8 @@ pub fn simulator<'c>(
         let request = SnapshotRequest { pools, settings: &ctx.settings.plan, now };
         ctx.derived.simulator(&ctx.cluster.read(), request, claims)
     };
+    // An empty node is not free of charge: it is removed if no pod comes.
+    simulator.close(&choose_empty(ctx, pools, now + SOON).into_iter().collect());
     {
         let quarantine = lock(&ctx.quarantine);
         simulator.leave_out(|class| quarantine.cause(class, now).is_some());

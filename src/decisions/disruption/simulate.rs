@@ -157,8 +157,17 @@ impl Simulator {
         }
         self.snapshot.problem.pools.clear();
         self.snapshot.column_cache = ColumnCache::default();
+        self.close_where(|claim| targets == Targets::Managed && claim.is_none());
+    }
+
+    /// Lets no pod go to the nodes of these claims.
+    pub fn close(&mut self, claims: &BTreeSet<String>) {
+        self.close_where(|claim| claim.is_some_and(|claim| claims.contains(claim)));
+    }
+
+    fn close_where(&mut self, is_closed: impl Fn(Option<&String>) -> bool) {
         let nodes = self.snapshot.problem.nodes.iter_mut().zip(&self.snapshot.node_refs);
-        for (node, _) in nodes.filter(|(_, node_ref)| targets == Targets::Managed && node_ref.claim.is_none()) {
+        for (node, _) in nodes.filter(|(_, node_ref)| is_closed(node_ref.claim.as_ref())) {
             Arc::make_mut(node).schedulable = false;
         }
     }

@@ -53,21 +53,24 @@ fn an_expired_hold_is_not_live() {
 
 #[test]
 fn a_hold_without_room_is_dropped() {
-    let mut state = state(&["n/a"], &[], LATER);
     let node = |cpu: &str| {
         serde_json::from_value(json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
             "status": {"allocatable": {"cpu": cpu, "memory": "1Gi", "pods": "10"}}}))
         .unwrap()
     };
-    state.apply_node(node("1"));
-    for (name, bound) in [("a", None), ("intruder", Some("node-c"))] {
-        let pod = serde_json::from_value(json!({"metadata": {"name": name, "namespace": "n", "uid": name},
-            "spec": {"nodeName": bound, "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "600m"}}}]}}));
-        state.apply_pod(&pod.unwrap(), UnixMillis(1));
+    // One waits; the other runs on a node that it is moved from.
+    for (owners, runs_on) in [(&[][..], None), (&[("n/a", "rs")], Some("source"))] {
+        let mut state = state(&["n/a"], owners, LATER);
+        state.apply_node(node("1"));
+        for (name, bound) in [("a", runs_on), ("intruder", Some("node-c"))] {
+            let pod = serde_json::from_value(json!({"metadata": {"name": name, "namespace": "n", "uid": name},
+                "spec": {"nodeName": bound, "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "600m"}}}]}}));
+            state.apply_pod(&pod.unwrap(), UnixMillis(1));
+        }
+        assert_eq!(resolve(&state, UnixMillis(0)), Holds::default(), "{runs_on:?}");
+        state.apply_node(node("2"));
+        assert_eq!(resolve(&state, UnixMillis(0)).by_claim["c"].len(), 1, "both fit: {runs_on:?}");
     }
-    assert_eq!(resolve(&state, UnixMillis(0)), Holds::default());
-    state.apply_node(node("2"));
-    assert_eq!(resolve(&state, UnixMillis(0)).by_claim["c"].len(), 1, "both fit");
 }
 
 #[test]

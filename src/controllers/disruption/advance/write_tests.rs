@@ -274,3 +274,16 @@ async fn f5_pods_move_to_a_node_that_is_not_ours_while_it_has_room() {
         assert!(!world.api.lines().iter().any(|line| line.starts_with("POST nodeclaims")));
     }
 }
+
+/// Successors of its pods would be bound to sources of the other move that are not tainted yet.
+#[tokio::test]
+async fn no_move_drains_while_others_begin() {
+    let world = moving();
+    let ctx = world.context();
+    let others_begin = ctx.disrupting.lock().await;
+    let waits = tokio::time::timeout(Duration::from_millis(100), pass(&ctx)).await.is_err();
+    assert!(waits && !is_deleting(&world));
+    drop(others_begin);
+    pass(&ctx).await;
+    assert!(is_deleting(&world));
+}

@@ -387,3 +387,17 @@ async fn f5_a_move_to_a_node_that_is_not_ours_names_the_pods_that_no_room_is_kep
     let claim = serde_json::from_value(world.api.stored("nodeclaims/a").unwrap()).unwrap();
     assert_eq!(MoveRecord::of(&claim).unwrap().unheld.into_iter().collect::<Vec<_>>(), ["n/on-a"]);
 }
+
+/// An empty node costs nothing in a plan, and is removed by itself: a move there would keep it.
+#[tokio::test]
+async fn an_empty_node_that_is_about_to_be_removed_is_no_target() {
+    for (is_empty, begun) in [(true, "0 begun"), (false, "1 begun")] {
+        let world = consolidation_world::world(&["p"], "100%");
+        add(&world, "light", "p", None, "100m");
+        add(&world, "target", "p", None, if is_empty { "1" } else { "1500m" });
+        let mut pod = world.api.stored("pods/n/on-target").unwrap();
+        pod["status"] = json!({"phase": if is_empty { "Succeeded" } else { "Running" }});
+        world.api.put(&serde_json::from_value::<Pod>(pod).unwrap());
+        assert_eq!(decided(world.context()).await, begun);
+    }
+}
