@@ -23,7 +23,7 @@ import workloads
 from ec2_leaving_test import send
 from kube import key, terminating
 from kube_proxy import KubeProxy
-from services import CLUSTER, NO_DRIFT, one_per_node, small_pool
+from services import CLUSTER, NO_DRIFT, TYPE, one_per_node, small_pool
 from waiting import wait_until
 
 KILLS = int(os.environ.get("STOWAGE_KILLS") or 4)
@@ -262,7 +262,7 @@ class TestKillsOfMoves:
         return claims + tainted
 
     def kill(self, service, killer, moment, released):
-        begin, before, cost = time.monotonic(), set(service.names(POOL)), service.stowage.cost(service.claims(POOL))
+        begin, before, cost = time.monotonic(), set(service.mirror.record.launched), service.stowage.cost(service.claims(POOL))
         killer.arm(moment, 0)
         service.api.scale_all(SPACE, self.FEW)
         killed = killer.wait(moment)
@@ -277,7 +277,9 @@ class TestKillsOfMoves:
 
         service.wait(consolidated, RECOVERY, "consolidated", lambda: f"{self.left_behind(service)}; {service.mirror.summary(SPACE)}")
         service.assert_nothing_leaked()
-        new = set(service.names(POOL)) - before
-        print(f"; {len(before)} nodes, then {len(service.names(POOL))}, {len(new)} of them new, after {time.monotonic() - begin:.0f} s", flush=True)
-        service.assert_not_doubly_planned()
+        record = service.mirror.record
+        new = set(record.launched) - before
+        print(f"; USD/h {cost:.3f}, then {service.stowage.cost(service.claims(POOL)):.3f}; {len(new)} launched, after {time.monotonic() - begin:.0f} s", flush=True)
+        used = {node for _, node, _ in record.bound.values()}
+        assert not [claim for claim in new if record.node_of(claim) not in used], "a node was launched that no pod was bound to"
         service.assert_no_errors()

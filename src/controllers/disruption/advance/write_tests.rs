@@ -258,7 +258,9 @@ async fn f5_pods_move_to_a_node_that_is_not_ours_while_it_has_room() {
         ("200m", &["a", "b"], 2),
     ] {
         let world = world(&["p"], "100%");
-        sources.iter().for_each(|name| add_source(&world, name, true));
+        for name in sources {
+            add_source(&world, name, true);
+        }
         add_of_others(&world, "others", cpus);
         let ctx = world.context();
         pass(&ctx).await;

@@ -183,7 +183,8 @@ async fn disruption_that_is_only_reported_changes_nothing() {
         ("Node/empty", "Empty"),
         ("NodeClaim/light", "Underutilized"),
     ] {
-        let of_it: Vec<&str> = events.lines().filter(|line| line.contains("Reported") && line.contains(about)).collect();
+        let of_it: Vec<&str> =
+            events.lines().filter(|line| line.contains("Reported") && line.contains(about)).collect();
         let expected = format!("node stays: disruption is only reported; it would be disrupted now as {reason}");
         assert!(of_it.len() == 1 && of_it[0].contains(&expected), "{about}: {of_it:?}");
     }
