@@ -107,6 +107,8 @@ async fn place(ctx: &Arc<Context>, one: &Progress, targets: Targets) -> Result<V
 /// Deletes the sources of a move whose pods have room elsewhere, if that is still so after reading them and their pods again: the watches may lag
 /// behind.
 async fn depart(ctx: &Arc<Context>, one: &Progress, sources: &[Arc<NodeClaim>]) {
+    // The successors of its pods would be bound to the sources of moves that begin at this moment, and are not tainted yet.
+    drop(ctx.disrupting.lock().await);
     for claim in sources {
         if let Err(error) = read_again(ctx, claim).await {
             if !is_not_found(&error) {
@@ -115,14 +117,12 @@ async fn depart(ctx: &Arc<Context>, one: &Progress, sources: &[Arc<NodeClaim>]) 
             return;
         }
     }
-    // The successors of its pods would be bound to the sources of moves that begin at this moment, and are not tainted yet.
-    let one_at_a_time = ctx.disrupting.lock().await;
     let unheld = || {
         let state = ctx.cluster.read();
         sources.iter().any(|claim| !unheld_of(&state, claim, &one.record).is_empty())
     };
     // Where no room is kept, the pods of one move at a time are counted on.
-    let alone = Some(one_at_a_time).filter(|_| unheld());
+    let alone = if unheld() { Some(ctx.disrupting.lock().await) } else { None };
     let Some(one) = again(ctx, one) else { return };
     // Anything else is found in the next pass.
     let Step::Depart(ready) = &one.step else { return };
