@@ -233,7 +233,7 @@ class TestKills:
 class TestKillsOfMoves:
     """The process is killed while it consolidates: deployments are scaled down, and their nodes are replaced with fewer and cheaper ones."""
 
-    MANY, FEW = 12, 4  # replicas of each workload
+    MANY, FEW = 12, 2  # replicas of each workload
 
     @classmethod
     def environment(cls, request):

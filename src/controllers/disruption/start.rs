@@ -1,6 +1,6 @@
 //! Begins the disruption of chosen nodes: the last look at the present state, the new places of the pods, the mark, and the taint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures::{StreamExt, stream};
@@ -94,7 +94,7 @@ async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: Disrup
         give_up: now + give_up_after(reason),
         sources: one.sources.keys().cloned().collect(),
         usd_per_hour: one.saving.usd(),
-        unheld: one.unheld(),
+        unheld: BTreeSet::new(),
     };
     let pods = one.pods();
     if let Some(why) = reserve(ctx, pools, &one, record.give_up).await {
@@ -104,7 +104,13 @@ async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: Disrup
         return 0;
     }
     let marks = stream::iter(record.sources.clone());
-    marks.for_each_concurrent(CONCURRENCY, |name| start(ctx, name, reason, Some(&record))).await;
+    let (record, one) = (&record, &one);
+    let start_source = |name: String| async move {
+        // Its own pods only: the size of an annotation is limited.
+        let record = MoveRecord { unheld: one.unheld(&name), ..record.clone() };
+        start(ctx, name, reason, Some(&record)).await;
+    };
+    marks.for_each_concurrent(CONCURRENCY, start_source).await;
     record.sources.len()
 }
 

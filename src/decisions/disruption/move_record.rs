@@ -23,7 +23,7 @@ pub struct MoveRecord {
     pub sources: Vec<String>,
     /// What it saves, USD per hour.
     pub usd_per_hour: f64,
-    /// Pods, `namespace/name`, that go to nodes that Stowage does not manage, where no room can be kept.
+    /// Pods of this source, `namespace/name`, that go to nodes that Stowage does not manage, where no room can be kept.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub unheld: BTreeSet<String>,
 }

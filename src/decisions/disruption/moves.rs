@@ -49,13 +49,13 @@ impl Move {
         refs.filter_map(|node_ref| node_ref.claim.as_ref())
     }
 
-    /// Keys of the pods that go to nodes without a NodeClaim, where no room can be kept.
-    pub fn unheld(&self) -> BTreeSet<String> {
-        let without = self.placements(|claim| claim.is_none());
-        without
-            .flat_map(|placement| &placement.pods)
-            .map(|pod| self.snapshot.problem.pods[*pod].key.to_string())
-            .collect()
+    /// Keys of the pods of a source that go to nodes without a NodeClaim, where no room can be kept.
+    pub fn unheld(&self, source: &str) -> BTreeSet<String> {
+        let of_source = self.sources.get(source).into_iter().flat_map(|facts| &facts.pods);
+        let of_source: BTreeSet<&str> = of_source.map(|entry| &*entry.key).collect();
+        let without = self.placements(|claim| claim.is_none()).flat_map(|placement| &placement.pods);
+        let keys = without.map(|pod| &*self.snapshot.problem.pods[*pod].key);
+        keys.filter(|key| of_source.contains(key)).map(str::to_owned).collect()
     }
 
     /// The part of its plan for which room is kept on nodes that exist.

@@ -40,7 +40,7 @@ pub enum Step {
     RollBack(String),
 }
 
-/// A move, by its sources that are marked and not deleted.
+/// A move, by its sources that are marked and not deleted. Its record has the pods of all of them that no room can be kept for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Progress {
     pub record: MoveRecord,
@@ -74,8 +74,11 @@ fn steps(
 ) -> Vec<Progress> {
     let mut moves: BTreeMap<String, Progress> = BTreeMap::new();
     for (claim, record, reason) in sources(state).filter(|(_, record, _)| is_meant(record)) {
+        let unheld = record.unheld.clone();
         let fresh = |record: MoveRecord| Progress { record, reason, sources: Vec::new(), step: Step::Wait };
-        moves.entry(record.id.clone()).or_insert_with(|| fresh(record)).sources.push(Arc::clone(claim));
+        let one = moves.entry(record.id.clone()).or_insert_with(|| fresh(record));
+        one.record.unheld.extend(unheld);
+        one.sources.push(Arc::clone(claim));
     }
     if moves.is_empty() {
         return Vec::new();

@@ -227,6 +227,16 @@ fn f5_pods_that_go_to_nodes_which_are_not_ours_need_no_hold() {
         assert_eq!(of_others(&[]).iter().map(String::as_str).collect::<Vec<_>>(), counted);
         assert!(of_others(&["a"]).is_empty());
     }
+    // Each source records its own pods.
+    let mut state = ClusterState::default();
+    for name in ["a", "b"] {
+        let own = MoveRecord { unheld: BTreeSet::from([format!("n/on-{name}")]), ..record(&["a", "b"]) };
+        let annotations = json!({(labels::DISRUPTING): "Drifted/", (labels::MOVE): own.annotation()});
+        put_node(&mut state, name, &annotations, true);
+        put_pod(&mut state, &format!("on-{name}"), name, &json!({}));
+    }
+    assert_eq!(step_of(&state, NOW), "depart a b");
+    assert_eq!(unheld_pods(&state, &["b"].into()).into_iter().collect::<Vec<_>>(), ["n/on-a"]);
     let text = unheld(&["n/on-a"]).annotation();
     assert!(text.contains(r#""unheld":["n/on-a"]"#), "{text}");
     assert!(!record(&["a"]).annotation().contains("unheld"), "an earlier version reads it");
