@@ -34,6 +34,8 @@ SIZES = range(2, 8)  # pods, and nodes
 RECOVERY = 180
 # Seconds in which the drawn call must come; then the process is killed anyway.
 PATIENCE = 8.0
+# The same for a consolidation: pods end, and their nodes are quiet for a while before.
+CONSOLIDATION = 20.0
 # Seconds after which a third of the kills finds new instances in descriptions.
 LAG = 30
 # The writes of each kind of change, as AWS and Kubernetes name them.
@@ -58,9 +60,9 @@ class Moment:
     seconds: float
 
     @classmethod
-    def draw(cls, draw, change):
+    def draw(cls, draw, change, patience=PATIENCE):
         call = draw.choice(CALLS[change]) if draw.random() < 0.75 else None
-        return cls(call, draw.choice([1, 1, 1, 1, 2, 3]), draw.random() < 0.5, draw.uniform(0.0, PATIENCE))
+        return cls(call, draw.choice([1, 1, 1, 1, 2, 3]), draw.random() < 0.5, draw.uniform(0.0, patience))
 
     def __str__(self):
         return f"{'after' if self.after else 'before'} {self.call} {self.nth}" if self.call else f"at {self.seconds:.1f} s"
@@ -97,10 +99,10 @@ class Killer:
         self.moment, self.killed_at = None, why
         self.service.stowage.kill()
 
-    def wait(self, moment):
+    def wait(self, moment, patience=PATIENCE):
         """Waits for the moment, or until it will not come; returns what happened."""
         begin = time.monotonic()
-        limit = PATIENCE if moment.call else moment.seconds
+        limit = patience if moment.call else moment.seconds
         while time.monotonic() - begin < limit:
             with self.lock:
                 if self.killed_at:
@@ -246,10 +248,13 @@ class TestKillsOfMoves:
         draw = random.Random(SEED)
         print(f"\nSTOWAGE_KILLS={KILLS} STOWAGE_KILLS_SEED={SEED}", flush=True)
         for number in range(1, KILLS + 1):
+            # On new nodes for all of them, none is as small as what is needed in the end.
+            service.api.scale_all(SPACE, 0)
+            service.wait(lambda: not service.names(POOL), RECOVERY, "no node", service.mirror.summary)
             service.api.scale_all(SPACE, self.MANY)
             service.wait_bound(SPACE, 2 * self.MANY, RECOVERY)
             service.wait(lambda: not self.left_behind(service), RECOVERY, "no node disrupted")
-            moment = Moment.draw(draw, "consolidation")
+            moment = Moment.draw(draw, "consolidation", CONSOLIDATION)
             released = draw.random() < 0.8
             print(f"kill {number}: {moment}", end="", flush=True)
             self.kill(service, killer, moment, released)
@@ -265,8 +270,7 @@ class TestKillsOfMoves:
         begin, before, cost = time.monotonic(), set(service.mirror.record.launched), service.stowage.cost(service.claims(POOL))
         killer.arm(moment, 0)
         service.api.scale_all(SPACE, self.FEW)
-        killed = killer.wait(moment)
-        print(f": {killed}", end="", flush=True)
+        print(f": {killer.wait(moment, CONSOLIDATION)}", end="", flush=True)
         if released:
             service.api.delete("Lease", LEASE, harness.NAMESPACE)
         service.stowage.start()
