@@ -1,6 +1,7 @@
 //! Benchmark of consolidation decisions in clusters that were scaled down: nodes of twelve types, filled to between a tenth and two
 //! thirds, with every third deployment spread over zones. Decisions are executed until one removes nothing. Then a hundred pods end, and the next
-//! decision follows. Beside it, nodes are removed one at a time. It prints tables and asserts nothing but that something is saved.
+//! decision follows. Beside it, nodes are removed one at a time, and decisions are executed for several paybacks. It prints tables and asserts
+//! nothing but that something is saved.
 //!
 //! `cargo bench --bench disruption [-- NODES [SEED]]`: the clusters of at most this many nodes (2,000), with seeds from this one on (1).
 
@@ -17,6 +18,7 @@ use stowage::parts::{
 };
 
 const NOW: UnixMillis = UnixMillis(1_800_000_000_000);
+const DEFAULT_PAYBACK: &str = "1h";
 const CREATED: &str = "2026-01-01T00:00:00Z";
 /// Millicores of the pods.
 const CPU: [i64; 10] = [50, 100, 100, 200, 250, 250, 500, 500, 1_000, 2_000];
@@ -154,10 +156,12 @@ impl Cluster {
     }
 }
 
-fn cluster(nodes: u64, seed: u64) -> Cluster {
+/// A cluster of a NodePool with this payback.
+fn cluster(nodes: u64, seed: u64, payback: &str) -> Cluster {
     let nodes = usize::try_from(nodes).expect("a small number");
     let catalog = Arc::new(embedded().for_node_class(None, SpotPricing::ratio(0.35).expect("a ratio below 1")));
-    let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "default", "uid": "p"},
+    let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "default", "uid": "p",
+            "annotations": {"stowage.dev/consolidation-payback": payback}},
         "spec": {"disruption": {"consolidateAfter": "30s", "budgets": [{"nodes": "100%"}]}, "template": {"spec": {
             "requirements": [{"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]},
                 {"key": "karpenter.k8s.aws/instance-category", "operator": "In", "values": ["c", "m", "r"]},
@@ -251,6 +255,25 @@ impl Bench {
         (removed.into_iter().collect(), saving)
     }
 
+    /// Executes decisions from this one on, until one removes nothing. Returns the number of decisions and of moved pods.
+    fn execute(&mut self, first: Decision, effort: Effort) -> (usize, usize) {
+        let (mut last, mut decisions, mut moved) = (first, 1, 0);
+        while !last.claims.is_empty() && decisions < 60 {
+            moved += last.pods;
+            self.cluster.remove(&last.claims, &self.derived, (&self.settings, self.now));
+            self.now += Duration::from_mins(1);
+            last = self.decide(effort).0;
+            decisions += 1;
+        }
+        (decisions, moved)
+    }
+
+    /// The bill of a fresh plan for all pods, USD per hour.
+    fn fresh_bill(&self) -> f64 {
+        let all: BTreeSet<String> = self.cluster.nodes.keys().cloned().collect();
+        self.gather().simulate(&all, Effort::Quick).purchases.values().map(|price| price.usd()).sum()
+    }
+
     fn pods_of(&self, claims: &[String]) -> usize {
         claims.iter().map(|claim| self.cluster.state.pods_on(claim).count()).sum()
     }
@@ -258,19 +281,13 @@ impl Bench {
 
 fn decisions(nodes: u64, seed: u64, efforts: &[Effort]) {
     for effort in efforts {
-        let mut bench = Bench::new(cluster(nodes, seed));
+        let mut bench = Bench::new(cluster(nodes, seed, DEFAULT_PAYBACK));
         let (pods, bill) = (bench.cluster.pod_count(), bench.cluster.bill(&bench.types));
         // Fills the caches, as in a process that runs.
         drop(bench.gather());
         let (first, seconds, gathered) = bench.decide(*effort);
         assert!(first.saving.0 > 0, "nothing is saved");
-        let (mut last, mut decisions) = (first.clone(), 1);
-        while !last.claims.is_empty() && decisions < 60 {
-            bench.cluster.remove(&last.claims, &bench.derived, (&bench.settings, bench.now));
-            bench.now += Duration::from_mins(1);
-            last = bench.decide(*effort).0;
-            decisions += 1;
-        }
+        let (decisions, _) = bench.execute(first.clone(), *effort);
         let last_bill = bench.cluster.bill(&bench.types);
         bench.cluster.end_pods(100, &mut Rng::with_seed(seed));
         bench.now += Duration::from_mins(1);
@@ -289,13 +306,28 @@ fn decisions(nodes: u64, seed: u64, efforts: &[Effort]) {
 }
 
 fn heuristic(nodes: u64, seed: u64) {
-    let mut bench = Bench::new(cluster(nodes, seed));
+    let mut bench = Bench::new(cluster(nodes, seed, DEFAULT_PAYBACK));
     let (clock, bill) = (Instant::now(), bench.cluster.bill(&bench.types));
     let (removed, saved) = bench.one_at_a_time();
     let (pods, seconds) = (bench.pods_of(&removed), clock.elapsed().as_secs_f64());
     let (decision, decided, _) = bench.decide(Effort::Quick);
     let (by_search, usd) = (decision.pods, decision.saving.usd());
     println!("| {nodes} | {bill:.2} | {saved:.2} | {pods} | {seconds:.2} | {usd:.2} | {by_search} | {decided:.2} |");
+}
+
+/// Decisions until none, for clusters of 12, 40 and 300 nodes of five seeds each.
+fn payback(payback: &str, seed: u64) {
+    let (mut before, mut after, mut fresh, mut nodes, mut pods, mut moved) = (0.0, 0.0, 0.0, 0, 0, 0);
+    for (size, seed) in [12, 40, 300].into_iter().flat_map(|size| (seed..seed + 5).map(move |seed| (size, seed))) {
+        let mut bench = Bench::new(cluster(size, seed, payback));
+        (before, pods) = (before + bench.cluster.bill(&bench.types), pods + bench.cluster.pod_count());
+        let first = bench.decide(Effort::Quick).0;
+        moved += bench.execute(first, Effort::Quick).1;
+        (after, fresh) = (after + bench.cluster.bill(&bench.types), fresh + bench.fresh_bill());
+        nodes += bench.cluster.nodes.len();
+    }
+    let over = (after / fresh - 1.0) * 100.0;
+    println!("| {payback} | {before:.2} | {after:.2} | {over:+.1} % | {moved} of {pods} | {nodes} |");
 }
 
 fn main() {
@@ -316,5 +348,13 @@ fn main() {
     println!("|---|---|---|---|---|---|---|---|");
     for (nodes, seed) in clusters.iter().filter(|(nodes, _)| *nodes <= 300) {
         heuristic(*nodes, *seed);
+    }
+    if most >= 300 {
+        println!(
+            "\n| payback | USD/h | then | over a fresh plan | pods moved | nodes then |\n|---|---|---|---|---|---|"
+        );
+        for one in ["5m", "15m", "30m", DEFAULT_PAYBACK, "2h", "4h", "12h"] {
+            payback(one, seed);
+        }
     }
 }

@@ -31,6 +31,7 @@ from waiting import WaitTimeout, wait_until
 
 SPACE = "shop"
 PHASE_TIMEOUT = 120.0  # seconds
+SHARE_AFTER_SHRINKING = 0.6  # of the cost, that a third of the pods may need at most when consolidation is over
 ERRORS = (harness.Failure, WaitTimeout, kubernetes.client.ApiException, urllib3.exceptions.HTTPError)
 
 
@@ -189,8 +190,8 @@ class Demo:
         self.wait(over, "nodes gone after the scale-down", progress=state)
         after = self.row("after scale-down")
         self.output.print("consolidated", f"{nodes} -> {len(self.mirror.nodes())} nodes, {cost:.3f} -> {after:.3f} USD/h", "32")
-        if after >= cost:
-            raise harness.Failure(f"the cost did not fall: {cost:.3f} USD/h before, {after:.3f} after")
+        if after > SHARE_AFTER_SHRINKING * cost:
+            raise harness.Failure(f"the cost fell too little: {cost:.3f} USD/h before, {after:.3f} after")
 
     def close(self):
         errors = self.stowage.errors()

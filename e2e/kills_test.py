@@ -281,6 +281,7 @@ class TestKillsOfMoves:
 
         service.wait(consolidated, RECOVERY, "consolidated", lambda: f"{self.left_behind(service)}; {service.mirror.summary(SPACE)}")
         service.assert_nothing_leaked()
+        service.assert_not_doubly_planned()
         record = service.mirror.record
         new = set(record.launched) - before
         print(f"; USD/h {cost:.3f}, then {service.stowage.cost(service.claims(POOL)):.3f}; {len(new)} launched, after {time.monotonic() - begin:.0f} s", flush=True)

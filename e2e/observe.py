@@ -192,6 +192,7 @@ class Record:
         self.pod_keys = {}  # uid -> namespace/name
         self.rejected = {}  # uid -> first seen unschedulable
         self.bound = {}  # uid -> (time, Node, NodeClaim that it was planned on at that time)
+        self.runs_on = {}  # namespace/name -> Node of the pod
         self.plans = collections.defaultdict(list)  # namespace/name -> NodeClaims that listed it, in order
         self.launched = {}  # NodeClaim -> first seen launched
         self.initialized = {}  # NodeClaim -> first seen initialized
@@ -199,7 +200,9 @@ class Record:
         self.provider = {}  # NodeClaim -> provider id
         self.node_name = {}  # provider id -> Node
         self.active = {}  # NodeClaim -> (end of its reservations, planned pods), until it is disrupted or terminates
-        self.doubly_planned = []  # (pod, NodeClaim, other NodeClaim): capacity reserved for one pod on two nodes at once
+        # (pod, NodeClaim, other NodeClaim): capacity reserved for one pod on two nodes at once. Room for the successor of a pod that runs, on
+        # another node than the pod's, is no second reservation.
+        self.doubly_planned = []
         self.claims_created = 0
 
     def on_event(self, kind, event, item, now):
@@ -218,6 +221,8 @@ class Record:
         scheduled = condition(pod, "PodScheduled")
         if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
             self.rejected.setdefault(uid, now)
+        if bound_to(pod):
+            self.runs_on[name] = bound_to(pod)
         if bound_to(pod) and uid not in self.bound:
             plans = [claim for claim in self.plans[name] if claim in self.active]
             self.bound[uid] = (now, bound_to(pod), plans[-1] if plans else None)
@@ -246,7 +251,8 @@ class Record:
             if name not in self.plans[pod]:
                 self.plans[pod].append(name)
                 others = (other for other, (until, pods) in self.active.items() if other != name and pod in pods and until > time.time())
-                self.doubly_planned.extend((pod, other, name) for other in others)
+                runs_on = self.runs_on.get(pod)
+                self.doubly_planned.extend((pod, other, name) for other in others if not runs_on or self.node_of(other) != runs_on)
         self.active[name] = (reserved_until(claim), set(planned))
 
     def node_of(self, claim):

@@ -26,6 +26,8 @@ pub const DRAINING: &str = "Draining";
 pub const INSTANCE_TERMINATING: &str = "InstanceTerminating";
 /// NodeClaim: it no longer matches its NodePool or node class.
 pub const DRIFTED: &str = "Drifted";
+/// NodeClaim: its node is being disrupted; the reason is Underutilized, Empty or Drifted.
+pub const DISRUPTION_REASON: &str = "DisruptionReason";
 
 /// Dependents of Ready of a NodePool.
 pub const NODE_POOL_DEPENDENTS: &[&str] = &[VALIDATION_SUCCEEDED, NODE_CLASS_READY];

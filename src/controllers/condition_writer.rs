@@ -1,11 +1,14 @@
-//! Builds the next conditions of an object's status.
+//! Builds the next conditions of an object's status, and writes those of a NodeClaim.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
+use serde_json::json;
 
 use crate::api::conditions::{Conditions, EC2_NODE_CLASS_DEPENDENTS, NODE_CLAIM_DEPENDENTS, NODE_POOL_DEPENDENTS};
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
+use crate::clock;
+use crate::controllers::context::Context;
 use crate::model::time::UnixMillis;
 
 /// The conditions of one object while they are evaluated.
@@ -69,4 +72,18 @@ impl ConditionWriter {
     pub fn finish(self) -> Vec<Condition> {
         self.list
     }
+}
+
+/// Writes the conditions of a claim with one change, if it is a change.
+pub async fn write_condition(
+    ctx: &Context,
+    claim: &NodeClaim,
+    edit: impl Fn(&mut Conditions<'_>) -> bool,
+) -> Result<(), kube::Error> {
+    let status = |claim: &NodeClaim| {
+        let mut writer = ConditionWriter::for_claim(claim, clock::now());
+        edit(&mut writer.edit());
+        writer.changed().map(|list| json!({ "conditions": list }))
+    };
+    ctx.update_claim_status(claim, status).await
 }

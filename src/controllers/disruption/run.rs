@@ -10,9 +10,11 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
 
-use crate::api::NodeClaim;
+use crate::api::conditions::{Conditions, Status};
+use crate::api::{NodeClaim, conditions};
 use crate::clock;
-use crate::controllers::context::{Context, is_conflict};
+use crate::controllers::condition_writer::write_condition;
+use crate::controllers::context::{Context, ignore_not_found, is_conflict};
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::unmark;
 use crate::controllers::disruption::start::{CONCURRENCY, start_empty};
@@ -20,7 +22,7 @@ use crate::controllers::disruption::taint::taint;
 use crate::decisions::disruption::blockers::budget_block;
 use crate::decisions::disruption::candidates::{allowances, candidates};
 use crate::decisions::disruption::emptiness::{self, EmptyNodeStep};
-use crate::decisions::disruption::marked::MarkedNodes;
+use crate::decisions::disruption::marked::{MarkedNodes, unreported_reasons};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::staleness::Removal;
 use crate::model::time::UnixMillis;
@@ -71,6 +73,10 @@ impl Disruption {
         untainted.retain(|claim| !strays.contains(&claim.name_any()));
         stream::iter(untainted).for_each_concurrent(CONCURRENCY, |claim| retaint(ctx, claim)).await;
         start_empty(ctx, chosen).await;
+        let reasons = unreported_reasons(&ctx.cluster.read());
+        stream::iter(reasons)
+            .for_each_concurrent(CONCURRENCY, |(claim, reason)| report_reason(ctx, claim, reason))
+            .await;
     }
 }
 
@@ -117,6 +123,18 @@ async fn retaint(ctx: &Context, claim: Arc<NodeClaim>) {
         && !is_conflict(&error)
     {
         tracing::warn!(claim = claim.name_any(), %error, "failed to taint marked node, retrying");
+    }
+}
+
+/// Writes the condition DisruptionReason, or clears it.
+async fn report_reason(ctx: &Context, claim: Arc<NodeClaim>, reason: Option<DisruptionReason>) {
+    let report = |list: &mut Conditions<'_>| match reason {
+        Some(reason) => list.set(conditions::DISRUPTION_REASON, Status::True, reason.as_str(), reason.as_str()),
+        None => list.clear(conditions::DISRUPTION_REASON),
+    };
+    let written = ignore_not_found(write_condition(ctx, &claim, report).await);
+    if let Err(error) = written {
+        tracing::debug!(claim = claim.name_any(), %error, "failed to write the condition of a disruption, retrying");
     }
 }
 

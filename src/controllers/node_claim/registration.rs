@@ -6,10 +6,9 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 
-use crate::api::conditions::Conditions;
 use crate::api::{NodeClaim, conditions};
 use crate::clock;
-use crate::controllers::condition_writer::ConditionWriter;
+use crate::controllers::condition_writer::{ConditionWriter, write_condition};
 use crate::controllers::context::{Context, single_values};
 use crate::model::events;
 use crate::model::labels;
@@ -98,18 +97,4 @@ pub async fn report_duplicate_nodes(ctx: &Context, claim: &NodeClaim) -> Result<
 /// Writes to the Initialized condition why the Node is not initialized.
 pub async fn report_uninitialized(ctx: &Context, claim: &NodeClaim, reason: &str) -> Result<(), kube::Error> {
     write_condition(ctx, claim, |list| list.set_unknown(conditions::INITIALIZED, reason, "")).await
-}
-
-/// Writes the conditions of a claim with one change, if it is a change.
-pub async fn write_condition(
-    ctx: &Context,
-    claim: &NodeClaim,
-    edit: impl Fn(&mut Conditions<'_>) -> bool,
-) -> Result<(), kube::Error> {
-    let status = |claim: &NodeClaim| {
-        let mut writer = ConditionWriter::for_claim(claim, clock::now());
-        edit(&mut writer.edit());
-        writer.changed().map(|list| json!({ "conditions": list }))
-    };
-    ctx.update_claim_status(claim, status).await
 }

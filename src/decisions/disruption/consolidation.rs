@@ -193,7 +193,7 @@ impl Consolidation {
                 {
                     memory.next_eligible = Some(memory.next_eligible.map_or(at, |next| next.min(at)));
                 } else if blockers.is_empty() {
-                    let backed_off = memory.backoff.leaves_out(&node.claim, last_pod_event, now);
+                    let backed_off = memory.backoff.leaves_out(&node.claim, candidate.quiet_since, last_pod_event, now);
                     blockers.extend(backed_off.cloned().or_else(|| limit(allowance, most)));
                 }
             } else if blockers.is_empty() {

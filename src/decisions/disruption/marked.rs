@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use crate::api::NodeClaim;
+use crate::api::conditions::DISRUPTION_REASON;
 use crate::decisions::disruption::candidates::pods_to_reschedule;
 use crate::decisions::disruption::emptiness::{EmptyNodeStep, next_step};
 use crate::decisions::disruption::mark::{DisruptionMark, is_tainted};
@@ -90,6 +91,20 @@ impl MarkedNodes {
         due.retain(|name, _| self.stray_since.entry(name.clone()).or_insert(now).is_older_than(STRAY, now));
         due.into_values().collect()
     }
+}
+
+/// Claims whose condition DisruptionReason is not that of their mark, with the reason that it should have; `None` to clear it. A claim that another
+/// cause removes keeps the condition.
+pub fn unreported_reasons(state: &ClusterState) -> Vec<(Arc<NodeClaim>, Option<DisruptionReason>)> {
+    let unreported = |claim: &Arc<NodeClaim>| {
+        let condition = claim.condition(DISRUPTION_REASON);
+        let Some(mark) = DisruptionMark::of(claim) else {
+            return (condition.is_some() && !claim.is_deleting()).then_some(None);
+        };
+        let is_reported = condition.is_some_and(|known| known.reason == mark.reason.as_str() && known.status == "True");
+        (mark.is_voluntary() && !is_reported).then_some(Some(mark.reason))
+    };
+    state.claims.values().filter_map(|claim| Some((Arc::clone(claim), unreported(claim)?))).collect()
 }
 
 fn has_stray_mark(claim: &NodeClaim) -> bool {

@@ -7,6 +7,7 @@ use crate::decisions::disruption::move_record::MoveRecord;
 use crate::model::labels;
 use crate::model::pause::Pause;
 use crate::state::kinds::KINDS;
+use crate::state::object_ext::ObjectExt;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
@@ -55,7 +56,9 @@ async fn f24_a_marked_node_that_could_not_be_tainted_is_tainted_by_the_next_pass
         assert!(DisruptionMark::of(&ctx.cluster.read().claims["c"]).is_some() && !tainted());
         Disruption::default().pass(&ctx, now).await;
         assert!(tainted(), "{}", reason.as_str());
-        assert_eq!(world.api.lines(), ["PATCH nodes/x"], "{}", reason.as_str());
+        let mut lines = world.api.lines();
+        lines.retain(|line| line != "PATCH nodeclaims/c/status");
+        assert_eq!(lines, ["PATCH nodes/x"], "{}", reason.as_str());
     }
 }
 
@@ -194,6 +197,52 @@ async fn a_mark_or_a_taint_that_nothing_stands_behind_is_removed_after_thirty_se
         assert_eq!(claim["metadata"]["annotations"][labels::MOVE].is_null(), !case.starts_with("a source"), "{case}");
         assert!(claim["metadata"]["deletionTimestamp"].is_null(), "{case}");
     }
+}
+
+/// The condition follows the mark, whoever wrote it.
+#[tokio::test]
+async fn the_reason_of_a_disruption_is_a_condition_until_the_disruption_is_canceled() {
+    let reason = |world: &World| {
+        let claim = world.api.stored("nodeclaims/c").unwrap();
+        let conditions = claim["status"]["conditions"].as_array().unwrap().clone();
+        let found = conditions.iter().find(|one| one["type"] == "DisruptionReason");
+        found.map_or(String::new(), |one| {
+            format!("{} {}", one["status"].as_str().unwrap(), one["reason"].as_str().unwrap())
+        })
+    };
+    let of_move = |reason: &str| json!({(labels::DISRUPTING): reason, (labels::MOVE): record().annotation()});
+    for (annotations, expected) in [
+        (of_move("Underutilized/"), "True Underutilized"),
+        (of_move("Drifted/"), "True Drifted"),
+        (json!({(labels::DISRUPTING): "SpotInterruption/2099-01-01T00:00:00Z"}), ""),
+        (json!({}), ""),
+    ] {
+        let world = World { watched: true, ..world(&annotations, None) };
+        world.api.inject_on("PATCH nodeclaims/c/status", Fault::Refused(Refusal::invalid("no")));
+        let ctx = world.context();
+        let mut disruption = Disruption::default();
+        disruption.pass(&ctx, clock::now()).await;
+        assert_eq!(reason(&world), "", "refused");
+        world.api.reset();
+        for _ in 0..2 {
+            disruption.pass(&ctx, clock::now()).await;
+            assert_eq!(reason(&world), expected);
+        }
+        let written = world.api.lines().iter().filter(|line| line.contains("nodeclaims/c/status")).count();
+        assert_eq!(written, usize::from(!expected.is_empty()), "written once");
+        let claim = claim_of(&ctx).unwrap();
+        unmark(&ctx, &claim).await.unwrap();
+        disruption.pass(&ctx, clock::now()).await;
+        assert_eq!(reason(&world), "", "canceled");
+    }
+    let world = with_pool(&["Launched", "Registered", "Initialized"], "0s");
+    let (ctx, now) = (world.context(), clock::now());
+    let mut disruption = Disruption::default();
+    for seconds in 0..4 {
+        disruption.pass(&ctx, now + Duration::from_secs(seconds)).await;
+        assert_eq!(reason(&world), "True Empty", "also while it is deleted");
+    }
+    assert!(claim_of(&ctx).unwrap().is_deleting());
 }
 
 #[tokio::test]

@@ -19,7 +19,8 @@ struct Entry {
     since: UnixMillis,
     wait: Duration,
     why: Blocker,
-    /// Whether the node is tried earlier, after the first backoff, when a pod was bound or ended somewhere: there may be room now.
+    /// Whether the node is tried earlier: after the first backoff when a pod was bound or ended somewhere, because there may be room now, and at
+    /// once when a pod was bound to or ended on the node itself, because other pods need room now.
     needs_room: bool,
 }
 
@@ -45,10 +46,19 @@ impl Backoff {
         self.0.insert(claim.to_owned(), Entry { wait, ..entry });
     }
 
-    /// Why a node is left out now, when a pod was last bound or ended at this time. `None`: it is not.
-    pub fn leaves_out(&self, claim: &str, last_pod_event: UnixMillis, now: UnixMillis) -> Option<&Blocker> {
+    /// Why a node is left out now; `None`: it is not. The last pod was bound or ended on the node at `on_node`, and `anywhere` in the cluster.
+    pub fn leaves_out(
+        &self,
+        claim: &str,
+        on_node: UnixMillis,
+        anywhere: UnixMillis,
+        now: UnixMillis,
+    ) -> Option<&Blocker> {
         let entry = self.0.get(claim)?;
-        let may_have_room = entry.needs_room && last_pod_event > entry.since;
+        if entry.needs_room && on_node > entry.since {
+            return None;
+        }
+        let may_have_room = entry.needs_room && anywhere > entry.since;
         let wait = if may_have_room { entry.wait.min(BLOCKED.0) } else { entry.wait };
         (!entry.since.is_older_than(wait, now)).then_some(&entry.why)
     }
@@ -71,16 +81,16 @@ mod tests {
         for minutes in [1, 2, 4, 8, 15, 15] {
             backoff.blocked("a", WHY, now);
             let end = now + Duration::from_mins(minutes);
-            let leaves_out = |at: UnixMillis| backoff.leaves_out("a", now, at).is_some();
+            let leaves_out = |at: UnixMillis| backoff.leaves_out("a", now, now, at).is_some();
             assert!(leaves_out(UnixMillis(end.0 - 1)) && !leaves_out(end), "{minutes}");
-            assert!(backoff.leaves_out("b", now, now).is_none());
+            assert!(backoff.leaves_out("b", now, now, now).is_none());
             now = end;
             backoff.forget(now);
         }
         now += BLOCKED.1;
         backoff.forget(now);
         backoff.blocked("a", WHY, now);
-        assert!(backoff.leaves_out("a", now, now + Duration::from_mins(1)).is_none(), "it starts over");
+        assert!(backoff.leaves_out("a", now, now, now + Duration::from_mins(1)).is_none(), "it starts over");
     }
 
     #[test]
@@ -100,21 +110,34 @@ mod tests {
             ("b", later, 10, false),
         ] {
             assert_eq!(
-                backoff.leaves_out(claim, event, UnixMillis(0) + minute * minutes).is_some(),
+                backoff.leaves_out(claim, UnixMillis(0), event, UnixMillis(0) + minute * minutes).is_some(),
                 left_out,
                 "{claim} {minutes}"
             );
         }
         backoff.blocked("b", WHY, UnixMillis(0) + long);
         assert!(
-            backoff.leaves_out("b", UnixMillis(0), UnixMillis(0) + long + minute).is_none(),
+            backoff.leaves_out("b", UnixMillis(0), UnixMillis(0), UnixMillis(0) + long + minute).is_none(),
             "a failure of another kind starts over"
         );
         for (at_least, minutes) in [(minute, 1), (minute, 2), (long, 10), (minute, 15), (minute, 15)] {
             backoff.abandoned("c", at_least, UnixMillis(0));
-            let leaves_out = |at| backoff.leaves_out("c", UnixMillis(0), at).is_some();
+            let leaves_out = |at| backoff.leaves_out("c", UnixMillis(0), UnixMillis(0), at).is_some();
             let end = UnixMillis(0) + minute * minutes;
             assert!(leaves_out(UnixMillis(end.0 - 1)) && !leaves_out(end), "{at_least:?} {minutes}");
+        }
+    }
+
+    #[test]
+    fn a_node_whose_own_pods_changed_is_tried_again_at_once_but_not_after_an_abandoned_replacement() {
+        let (mut backoff, second) = (Backoff::default(), Duration::from_secs(1));
+        let since = UnixMillis(0) + second * 10;
+        backoff.blocked("a", WHY, since);
+        backoff.abandoned("b", second * 60, since);
+        for (claim, on_node, left_out) in [("a", 9, true), ("a", 10, true), ("a", 11, false), ("b", 11, true)] {
+            let event = UnixMillis(0) + second * on_node;
+            let found = backoff.leaves_out(claim, event, event, since + second * 2);
+            assert_eq!(found.is_some(), left_out, "{claim} {on_node}");
         }
     }
 }
