@@ -26,6 +26,8 @@ pub const DRAINING: &str = "Draining";
 pub const INSTANCE_TERMINATING: &str = "InstanceTerminating";
 /// NodeClaim: it no longer matches its NodePool or node class.
 pub const DRIFTED: &str = "Drifted";
+/// NodeClaim: its node has been quiet for `consolidateAfter`.
+pub const CONSOLIDATABLE: &str = "Consolidatable";
 /// NodeClaim: its node is being disrupted; the reason is Underutilized, Empty or Drifted.
 pub const DISRUPTION_REASON: &str = "DisruptionReason";
 

@@ -37,6 +37,12 @@ impl UnixMillis {
         Timestamp::from_second(self.0.div_euclid(1_000)).unwrap_or_default().to_string()
     }
 
+    /// Without the fraction of a second, as in the status of an object.
+    #[must_use]
+    pub fn whole_seconds(self) -> Self {
+        Self(self.0.div_euclid(1_000).saturating_mul(1_000))
+    }
+
     /// Parses RFC 3339.
     pub fn parse_rfc3339(text: &str) -> Option<Self> {
         text.parse::<Timestamp>().ok().map(|time| Self(time.as_millisecond()))

@@ -92,6 +92,9 @@ pub trait NodeClaimExt {
     /// Last transition of a condition that is True; `None` for every other condition.
     fn true_since(&self, kind: &str) -> Option<UnixMillis>;
 
+    /// `status.lastPodEventTime`.
+    fn last_pod_event(&self) -> Option<UnixMillis>;
+
     /// Whether the claim is deleted or marked for disruption.
     fn is_leaving(&self) -> bool;
 
@@ -119,6 +122,10 @@ impl NodeClaimExt for NodeClaim {
     fn true_since(&self, kind: &str) -> Option<UnixMillis> {
         let condition = self.condition(kind).filter(|condition| condition.status == "True")?;
         Some(UnixMillis::from(&condition.last_transition_time))
+    }
+
+    fn last_pod_event(&self) -> Option<UnixMillis> {
+        self.status.as_ref()?.last_pod_event_time.as_ref().map(UnixMillis::from)
     }
 
     fn is_leaving(&self) -> bool {

@@ -69,6 +69,8 @@ pub struct PodRecord {
     pub admitted: Vec<Box<str>>,
     /// Has at least one toleration.
     pub tolerates: bool,
+    /// When it was bound, or ended, as its status says.
+    pub last_event: Option<UnixMillis>,
     /// When this process first observed it, or observed that its last scheduling gate was removed.
     pub first_seen: UnixMillis,
     /// When this process first observed it as unschedulable.
@@ -98,6 +100,10 @@ impl PodRecord {
         let condition = |kind: &str| {
             status.and_then(|status| status.conditions.iter().flatten().find(|condition| condition.type_ == kind))
         };
+        let since = |kind: &str| condition(kind)?.last_transition_time.as_ref().map(UnixMillis::from);
+        let terminal = status
+            .and_then(|status| status.phase.as_deref())
+            .is_some_and(|phase| phase == "Succeeded" || phase == "Failed");
         let scheduling = if node.is_some() {
             Scheduling::Bound
         } else if spec.is_some_and(|spec| spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty())) {
@@ -138,9 +144,7 @@ impl PodRecord {
             node: node.map(Arc::from),
             nominated: status.and_then(|status| status.nominated_node_name.clone()).filter(|name| !name.is_empty()),
             scheduling,
-            terminal: status
-                .and_then(|status| status.phase.as_deref())
-                .is_some_and(|phase| phase == "Succeeded" || phase == "Failed"),
+            terminal,
             deleted_at: meta.deletion_timestamp.as_ref().map(UnixMillis::from),
             daemon: owner.is_some_and(|owner| owner.kind == "DaemonSet"),
             keeps_name: owner.is_some_and(|owner| owner.kind == "StatefulSet"),
@@ -157,6 +161,8 @@ impl PodRecord {
             ready: condition("Ready").is_some_and(|condition| condition.status == "True"),
             admitted: admitted.filter_map(|toleration| toleration.value.as_deref().map(Box::from)).collect(),
             tolerates: tolerations().next().is_some(),
+            // A pod that has ended is not ready since then.
+            last_event: since(if terminal { "Ready" } else { "PodScheduled" }),
             first_seen: UnixMillis::default(),
             first_unschedulable: None,
             was_unbound: node.is_none(),

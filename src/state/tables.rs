@@ -167,7 +167,10 @@ impl ClusterState {
         }
         self.unlink(&key);
         if counts && let Some(node) = &record.node {
-            self.last_pod_event.insert(node.clone(), now);
+            // A pod that is observed for the first time, after a start, may have been there for long.
+            let at = record.last_event.filter(|at| is_new && *at < now && record.deleted_at.is_none()).unwrap_or(now);
+            let last = self.last_pod_event.entry(node.clone()).or_insert(at);
+            *last = at.max(*last);
         }
         if let Ok(entry) = &record.entry
             && let Some(owner) = &entry.owner
@@ -203,12 +206,14 @@ impl ClusterState {
         self.unlink(key);
         let old = self.pods.remove(key);
         self.deleted.record(old.as_ref().map(|old| old.uid.clone()));
-        let Some((daemon, node)) = old.and_then(|old| Some((old.daemon, old.node?))) else { return };
+        // A finished pod ended before.
+        let ends = |old: &PodRecord| !old.daemon && !old.terminal;
+        let Some((ends, node)) = old.and_then(|old| Some((ends(&old), old.node?))) else { return };
         if !self.nodes.contains_key(&*node) {
             if !self.pods_by_node.contains_key(&node) {
                 self.last_pod_event.remove(&node);
             }
-        } else if !daemon {
+        } else if ends {
             self.last_pod_event.insert(node, now);
         }
     }

@@ -118,6 +118,7 @@ pub(crate) fn lead(
         loops.start("expiration", TURN_LIMIT, expiration::run);
         loops.start("disruption", TURN_LIMIT, disruption::run::run);
         loops.start("replacement", TURN_LIMIT, disruption::replacement::run);
+        loops.start("consolidatable", TURN_LIMIT, disruption::consolidatable::run);
         loops.start("moves", TURN_LIMIT, disruption::advance::run);
         loops.start("garbage collection", CLOUD_TURN_LIMIT, garbage_collection::run);
         let result = tokio::select! {

@@ -2,6 +2,7 @@
 
 pub mod advance;
 pub mod blocked;
+pub mod consolidatable;
 pub mod consolidation;
 pub mod drift_replacement;
 pub mod mark;

@@ -3,6 +3,7 @@
 pub mod blockers;
 pub mod budget;
 pub mod candidates;
+pub mod consolidatable;
 pub mod consolidation;
 pub mod departure;
 pub mod drift_order;

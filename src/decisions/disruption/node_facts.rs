@@ -64,7 +64,8 @@ impl NodeFacts {
             largest.raise_to(&entry.class.requests);
         }
         let reschedulable = || state.pods_on(&name).filter(|pod| pod.reschedulable());
-        let last_event = state.last_pod_event.get(&*name).copied().unwrap_or_default();
+        // The claim has the time that an earlier leader observed.
+        let last_event = state.last_pod_event.get(&*name).copied().max(claim.last_pod_event()).unwrap_or_default();
         let settled_at = settled_at(pods());
         let mut free = reported_allocatable(node);
         state

@@ -43,6 +43,51 @@ fn a_pod_moves_from_unbound_to_its_node_and_is_removed() {
 }
 
 #[test]
+fn a_pod_that_is_first_observed_on_its_node_counts_from_when_it_was_bound_or_ended() {
+    let time = |seconds: i64| UnixMillis(seconds * 1_000).rfc3339();
+    let scheduled = |at: i64| serde_json::json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": time(at)});
+    let ended = serde_json::json!({"type": "Ready", "status": "False", "lastTransitionTime": time(8)});
+    let of_daemon =
+        serde_json::json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]);
+    for (case, metadata, status, expected) in [
+        ("it runs", serde_json::json!({}), serde_json::json!({"conditions": [scheduled(5)]}), Some(5_000)),
+        ("no condition", serde_json::json!({}), serde_json::json!({}), Some(20_000)),
+        ("a clock that is ahead", serde_json::json!({}), serde_json::json!({"conditions": [scheduled(90)]}), Some(20_000)),
+        (
+            "it ended",
+            serde_json::json!({}),
+            serde_json::json!({"phase": "Succeeded", "conditions": [scheduled(5), ended]}),
+            Some(8_000),
+        ),
+        (
+            "it ends now",
+            serde_json::json!({"deletionTimestamp": time(15)}),
+            serde_json::json!({"conditions": [scheduled(5)]}),
+            Some(20_000),
+        ),
+        (
+            "a DaemonSet's",
+            serde_json::json!({ "ownerReferences": of_daemon }),
+            serde_json::json!({"conditions": [scheduled(5)]}),
+            None,
+        ),
+    ] {
+        let mut state = ClusterState::default();
+        state.apply_node(objects::node("x", &serde_json::json!({})));
+        let patch = serde_json::json!({"metadata": metadata, "spec": {"nodeName": "x"}, "status": status});
+        state.apply_pod(&objects::pod("a", &patch), UnixMillis(20_000));
+        let last = |state: &ClusterState| state.last_pod_event.get("x").map(|at| at.0);
+        assert_eq!(last(&state), expected, "{case}");
+        let earlier = serde_json::json!({"spec": {"nodeName": "x"}, "status": {"conditions": [scheduled(3)]}});
+        state.apply_pod(&objects::pod("b", &earlier), UnixMillis(20_000));
+        assert_eq!(last(&state), expected.or(Some(3_000)), "{case}: the last one counts");
+        state.delete_pod("n/a", UnixMillis(30_000));
+        let counts = !["it ended", "a DaemonSet's"].contains(&case);
+        assert_eq!(last(&state), if counts { Some(30_000) } else { expected.or(Some(3_000)) }, "{case}: its deletion");
+    }
+}
+
+#[test]
 fn a_late_response_does_not_restore_a_deleted_claim() {
     let mut state = ClusterState::default();
     let claim = |version: &str, finalizers: &[&str]| {
