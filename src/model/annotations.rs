@@ -218,9 +218,9 @@ pub const ENTRIES: &[Entry] = &[
     entry(
         Form::Annotation,
         labels::DO_NOT_DISRUPT,
-        "Pod, Node",
+        "Pod, Node, NodeClaim",
         USER,
-        "any value but `false` forbids voluntary disruption",
+        "any value but `false` forbids voluntary disruption; a duration, such as `30m`, on a pod does so for this time from its start",
     ),
     entry(
         Form::Annotation,

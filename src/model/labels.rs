@@ -203,8 +203,8 @@ pub fn is_restricted(key: &str) -> bool {
         .any(|ours| domain.strip_suffix(ours).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
 }
 
-/// Whether a value of [`DO_NOT_DISRUPT`] protects: any but none and an explicit `false`. A value that is not understood, such as a duration,
-/// must not lead to a disruption.
+/// Whether a value of [`DO_NOT_DISRUPT`] protects: any but none and an explicit `false`. A value that is not understood must not lead to a
+/// disruption.
 pub fn forbids_disruption(value: &str) -> bool {
     !value.is_empty() && value != "false"
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::api::duration;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::planner::input::pod::PodEntry;
@@ -51,8 +52,12 @@ pub struct PodRecord {
     pub keeps_name: bool,
     /// A static pod's mirror, or controlled by a Node.
     pub mirror: bool,
-    /// Protected from voluntary disruption (`karpenter.sh/do-not-disrupt: "true"`).
+    /// Protected from voluntary disruption by `karpenter.sh/do-not-disrupt`, at this time.
     pub do_not_disrupt: bool,
+    /// The end of this protection: [`UnixMillis::MAX`] if it has none, [`UnixMillis::MIN`] without the annotation.
+    pub protected_until: UnixMillis,
+    /// Its value is neither `true` nor `false` nor a duration.
+    pub invalid_do_not_disrupt: bool,
     /// Tolerates `karpenter.sh/disrupted:NoSchedule`.
     pub tolerates_disruption: bool,
     /// `system-cluster-critical` or `system-node-critical`.
@@ -89,6 +94,12 @@ const MAX_GRACE_PERIOD: Duration = Duration::from_hours(8784);
 /// `terminationGracePeriodSeconds` of a pod that sets none.
 const DEFAULT_GRACE_SECONDS: i64 = 30;
 
+/// How long `karpenter.sh/do-not-disrupt` protects with this value, if it is a duration.
+fn lasts(do_not_disrupt: &str) -> Option<Duration> {
+    let millis = duration::parse(do_not_disrupt).ok()?;
+    u64::try_from(millis).ok().filter(|millis| *millis > 0).map(Duration::from_millis)
+}
+
 impl PodRecord {
     /// Reduces a pod. `entry` is the interner's result.
     pub fn new(pod: &Pod, entry: Result<PodEntry, String>) -> Self {
@@ -119,6 +130,9 @@ impl PodRecord {
             }
         };
         let annotation = |key: &str| meta.annotations.as_ref().and_then(|map| map.get(key)).map(String::as_str);
+        let do_not_disrupt = annotation(labels::DO_NOT_DISRUPT).filter(|value| labels::forbids_disruption(value));
+        let started = || status?.start_time.as_ref().map(UnixMillis::from);
+        let until = |value: &str| started().zip(lasts(value)).map_or(UnixMillis::MAX, |(at, lasts)| at + lasts);
         let tolerates_disruption = spec.is_some_and(|spec| {
             spec.tolerations.iter().flatten().any(|toleration| {
                 toleration.effect.as_deref().is_none_or(|effect| effect.is_empty() || effect == "NoSchedule")
@@ -150,7 +164,9 @@ impl PodRecord {
             keeps_name: owner.is_some_and(|owner| owner.kind == "StatefulSet"),
             mirror: annotation("kubernetes.io/config.mirror").is_some()
                 || owner.is_some_and(|owner| owner.kind == "Node"),
-            do_not_disrupt: annotation(labels::DO_NOT_DISRUPT).is_some_and(labels::forbids_disruption),
+            do_not_disrupt: do_not_disrupt.is_some(),
+            protected_until: do_not_disrupt.map_or(UnixMillis::MIN, until),
+            invalid_do_not_disrupt: do_not_disrupt.is_some_and(|value| value != "true" && lasts(value).is_none()),
             tolerates_disruption,
             critical: spec
                 .and_then(|spec| spec.priority_class_name.as_deref())

@@ -48,6 +48,8 @@ pub struct ClusterState {
     schedulers: BTreeSet<Box<str>>,
     /// When a pod was last bound to or removed from a node, by node. DaemonSet pods do not count.
     pub last_pod_event: HashMap<Arc<str>, UnixMillis>,
+    /// Ends of protections by `karpenter.sh/do-not-disrupt`, with the key of the pod.
+    protections: BTreeSet<(UnixMillis, String)>,
     /// Nodes by name.
     pub nodes: BTreeMap<String, Arc<Node>>,
     /// Node name by provider id; of several Nodes with one provider id, the Node that [`Self::claim_of`] gives the NodeClaim to.
@@ -138,6 +140,7 @@ impl ClusterState {
         if matches!(record.scheduling, Scheduling::Unschedulable { .. }) {
             record.first_unschedulable = old.and_then(|old| old.first_unschedulable).or(Some(now));
         }
+        record.do_not_disrupt = record.protected_until > now;
         record.was_unbound |= old.is_some_and(|old| old.was_unbound);
         let was_gated =
             |old: &&PodRecord| old.scheduling == Scheduling::Gated && record.scheduling != Scheduling::Gated;
@@ -166,6 +169,9 @@ impl ClusterState {
             self.hold_revision += u64::from(affects(&record) || self.pods.get(&key).is_some_and(affects));
         }
         self.unlink(&key);
+        if record.do_not_disrupt && record.protected_until < UnixMillis::MAX {
+            self.protections.insert((record.protected_until, key.clone()));
+        }
         if counts && let Some(node) = &record.node {
             // A pod that is observed for the first time, after a start, may have been there for long.
             let at = record.last_event.filter(|at| is_new && *at < now && record.deleted_at.is_none()).unwrap_or(now);
@@ -218,6 +224,23 @@ impl ClusterState {
         }
     }
 
+    /// Whether a protection of a pod by `karpenter.sh/do-not-disrupt` with a duration is over.
+    pub fn has_ended_protections(&self, now: UnixMillis) -> bool {
+        self.protections.first().is_some_and(|(until, _)| *until <= now)
+    }
+
+    /// Ends the protections that are over.
+    pub fn end_protections(&mut self, now: UnixMillis) {
+        while self.has_ended_protections(now) {
+            let Some(pod) = self.protections.pop_first().and_then(|(_, key)| self.pods.get_mut(&key)) else { continue };
+            pod.do_not_disrupt = false;
+            self.revision += 1;
+            if let Some(node) = &pod.node {
+                self.node_changes.record(node);
+            }
+        }
+    }
+
     /// Updates the index of claims without a Node after a change of a claim or of its Node.
     fn relink(&mut self, claim: &str) {
         self.claim_changes.record(claim);
@@ -245,6 +268,9 @@ impl ClusterState {
     fn unlink(&mut self, key: &str) {
         self.unbound.remove(key);
         let Some(old) = self.pods.get(key) else { return };
+        if old.do_not_disrupt && old.protected_until < UnixMillis::MAX {
+            self.protections.remove(&(old.protected_until, key.to_owned()));
+        }
         if let Some(owner) = old.entry.as_ref().ok().and_then(|entry| entry.owner.as_deref())
             && let Some(keys) = self.pods_by_owner.get_mut(owner)
         {
@@ -549,6 +575,7 @@ impl ClusterState {
             ("nodeclaims", self.claims.len()),
             ("owners", self.pods_by_owner.len()),
             ("pod_events", self.last_pod_event.len()),
+            ("protections", self.protections.len()),
             ("node_changes", self.node_changes.size()),
             ("claim_changes", self.claim_changes.size()),
         ];

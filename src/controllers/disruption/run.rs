@@ -49,6 +49,9 @@ struct Disruption {
 
 impl Disruption {
     async fn pass(&mut self, ctx: &Context, now: UnixMillis) {
+        if ctx.cluster.read().has_ended_protections(now) {
+            ctx.cluster.update(|state| state.end_protections(now));
+        }
         if ctx.pause().disruption || ctx.is_stale(Removal::Disruption) {
             return;
         }

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use crate::clock;
 use crate::controllers::context::{Context, pod_reference};
 use crate::decisions::provisioning::unschedulable::UnschedulablePods;
-use crate::model::events;
+use crate::model::{events, labels};
 use crate::planner::output::plan::{Plan, Unschedulable};
 use crate::state::snapshot::Snapshot;
 use crate::state::{ClusterState, PodRecord};
@@ -25,7 +25,7 @@ fn reference_of(pod: &PodRecord) -> ObjectReference {
     pod_reference(&pod.namespace, &pod.name, &pod.uid)
 }
 
-/// Reports pods whose specs are invalid, which no plan includes. Runs until the process ends.
+/// Reports pods whose specs are invalid, which no plan includes, and those with an invalid annotation. Runs until the process ends.
 pub async fn report_invalid(ctx: Arc<Context>) {
     loop {
         heartbeat::rest(tokio::time::sleep(INVALID_PERIOD)).await;
@@ -33,6 +33,14 @@ pub async fn report_invalid(ctx: Arc<Context>) {
         for (pod, why) in invalid {
             let note = format!("no node can be planned for it: {why}");
             ctx.emit(pod, events::FAILED_SCHEDULING.note(&note)).await;
+        }
+        let invalid = with_invalid_annotation(&ctx.cluster.read());
+        for pod in invalid {
+            let key = labels::DO_NOT_DISRUPT;
+            let note = format!(
+                "annotation {key} is neither true nor a duration such as 30m; it protects the pod until you correct it"
+            );
+            ctx.emit(pod, events::INVALID_DO_NOT_DISRUPT.note(&note)).await;
         }
     }
 }
@@ -42,6 +50,16 @@ fn invalid(state: &ClusterState) -> Vec<(ObjectReference, String)> {
     let pending = state.unbound.iter().filter_map(|key| state.pods.get(key)).filter(|pod| pod.unschedulable());
     let invalid = pending.filter_map(|pod| Some((reference_of(pod), pod.entry.as_ref().err()?.clone())));
     invalid.take(MAX_EVENTS).collect()
+}
+
+/// Pods on nodes of ours with an invalid `karpenter.sh/do-not-disrupt`.
+fn with_invalid_annotation(state: &ClusterState) -> Vec<ObjectReference> {
+    let is_ours = |pod: &PodRecord| {
+        let node = pod.node.as_deref().and_then(|node| state.nodes.get(node));
+        pod.active() && node.is_some_and(|node| state.claim_of(node).is_some())
+    };
+    let invalid = state.pods.values().filter(|pod| pod.invalid_do_not_disrupt);
+    invalid.filter(|pod| is_ours(pod)).map(reference_of).take(MAX_EVENTS).collect()
 }
 
 /// Emits the events of a plan in the background. `no_pools` says that no NodePool is ready.
@@ -116,5 +134,28 @@ mod tests {
         let found = invalid(&state);
         assert_eq!(found.iter().map(|(pod, _)| pod.name.as_deref()).collect::<Vec<_>>(), [Some("invalid")]);
         assert!(found[0].1.contains("Odd"), "{}", found[0].1);
+    }
+
+    #[test]
+    fn a_pod_on_a_node_of_ours_with_an_invalid_annotation_is_reported() {
+        let mut state = ClusterState::default();
+        state.apply_claim(objects::claim("c", &json!({"status": objects::launched("i-1", &[])})));
+        state.apply_node(objects::node("ours", &json!({"spec": {"providerID": "aws:///z/i-1"}})));
+        state.apply_node(objects::node("other", &json!({})));
+        for (name, node, value) in [
+            ("a", "ours", "true"),
+            ("b", "ours", "30m"),
+            ("c", "ours", "soon"),
+            ("d", "other", "soon"),
+            ("e", "ours", "false"),
+            ("f", "ours", "0s"),
+        ] {
+            let metadata = json!({"annotations": {(labels::DO_NOT_DISRUPT): value}});
+            let pod = objects::pod(name, &json!({"metadata": metadata, "spec": {"nodeName": node}}));
+            state.apply_pod(&pod, UnixMillis(1));
+        }
+        let mut found: Vec<String> = with_invalid_annotation(&state).into_iter().filter_map(|pod| pod.name).collect();
+        found.sort();
+        assert_eq!(found, ["c", "f"]);
     }
 }

@@ -196,9 +196,14 @@ impl fmt::Display for Blocker {
     }
 }
 
+/// Whether the annotation of the Node or of its NodeClaim protects the node from voluntary disruption.
+pub fn is_node_protected(state: &ClusterState, node: &Node) -> bool {
+    node.is_protected() || state.claim_of(node).is_some_and(|claim| claim.is_protected())
+}
+
 /// What protects a node or a pod on it from voluntary disruption.
 pub fn protection(state: &ClusterState, node: &Node) -> Option<Blocker> {
-    if node.is_protected() {
+    if is_node_protected(state, node) {
         return Some(Blocker::NodeProtected);
     }
     let name = node.name_any();
@@ -209,7 +214,7 @@ pub fn protection(state: &ClusterState, node: &Node) -> Option<Blocker> {
 /// What blocks the replacement of a drifted node. Its pods do not when the claim has a `terminationGracePeriod`.
 pub fn drift_block(state: &ClusterState, claim: &NodeClaim, node: &Node) -> Option<Blocker> {
     if claim.spec.termination_grace_period.is_some() {
-        return node.is_protected().then_some(Blocker::NodeProtected);
+        return is_node_protected(state, node).then_some(Blocker::NodeProtected);
     }
     protection(state, node).or_else(|| budget_block(state, &node.name_any()))
 }

@@ -8,7 +8,7 @@ use crate::api::conditions::CONSOLIDATABLE;
 use crate::api::{NodeClaim, duration};
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::model::time::UnixMillis;
-use crate::state::object_ext::{NodeClaimExt, ObjectExt};
+use crate::state::object_ext::NodeClaimExt;
 use crate::state::tables::ClusterState;
 
 /// Least time between two writes of the last pod event of a claim, as in Karpenter.
@@ -44,7 +44,12 @@ fn outdated_status(state: &ClusterState, facts: &NodeFacts, now: UnixMillis) -> 
         (true, false) if last_pod_event.is_none() => true,
         _ => last_pod_event.is_some() && written.is_none_or(|written| written.is_older_than(INTERVAL, now)),
     };
-    is_due.then(|| QuietStatus { claim: Arc::clone(claim), node: facts.node.clone(), last_pod_event, is_consolidatable })
+    is_due.then(|| QuietStatus {
+        claim: Arc::clone(claim),
+        node: facts.node.clone(),
+        last_pod_event,
+        is_consolidatable,
+    })
 }
 
 /// Whether the node has been quiet for `consolidateAfter`.
@@ -67,7 +72,12 @@ mod tests {
 
     /// The seconds since the last pod event that are written, and whether the condition is, for a node whose last pod event was `event` seconds
     /// ago, and whose status has another and the condition.
-    fn found(pool: &serde_json::Value, event: u32, written: Option<u32>, condition: bool) -> Option<(Option<i64>, bool)> {
+    fn found(
+        pool: &serde_json::Value,
+        event: u32,
+        written: Option<u32>,
+        condition: bool,
+    ) -> Option<(Option<i64>, bool)> {
         let mut cluster = SmallCluster::new(&[("p", json!({ "spec": pool }))]);
         cluster.add_node("a", "p", "small/on-demand");
         let mut claim = (*cluster.state.claims["a"]).clone();

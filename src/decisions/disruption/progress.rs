@@ -10,7 +10,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::api::{NodeClaim, conditions};
-use crate::decisions::disruption::blockers::{Blocker, budget_block, protection};
+use crate::decisions::disruption::blockers::{Blocker, budget_block, is_node_protected, protection};
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::move_record::MoveRecord;
 use crate::decisions::disruption::reason::DisruptionReason;
@@ -189,7 +189,7 @@ fn is_unmarked(state: &ClusterState, name: &str, record: &MoveRecord) -> bool {
 fn blocker(state: &ClusterState, claim: &NodeClaim, reason: DisruptionReason) -> Option<Blocker> {
     let node = state.node_of(claim)?;
     if reason == DisruptionReason::Drifted && claim.spec.termination_grace_period.is_some() {
-        return node.is_protected().then_some(Blocker::NodeProtected);
+        return is_node_protected(state, node).then_some(Blocker::NodeProtected);
     }
     protection(state, node)
 }

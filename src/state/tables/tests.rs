@@ -45,14 +45,19 @@ fn a_pod_moves_from_unbound_to_its_node_and_is_removed() {
 #[test]
 fn a_pod_that_is_first_observed_on_its_node_counts_from_when_it_was_bound_or_ended() {
     let time = |seconds: i64| UnixMillis(seconds * 1_000).rfc3339();
-    let scheduled = |at: i64| serde_json::json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": time(at)});
+    let scheduled =
+        |at: i64| serde_json::json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": time(at)});
     let ended = serde_json::json!({"type": "Ready", "status": "False", "lastTransitionTime": time(8)});
-    let of_daemon =
-        serde_json::json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]);
+    let of_daemon = serde_json::json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]);
     for (case, metadata, status, expected) in [
         ("it runs", serde_json::json!({}), serde_json::json!({"conditions": [scheduled(5)]}), Some(5_000)),
         ("no condition", serde_json::json!({}), serde_json::json!({}), Some(20_000)),
-        ("a clock that is ahead", serde_json::json!({}), serde_json::json!({"conditions": [scheduled(90)]}), Some(20_000)),
+        (
+            "a clock that is ahead",
+            serde_json::json!({}),
+            serde_json::json!({"conditions": [scheduled(90)]}),
+            Some(20_000),
+        ),
         (
             "it ended",
             serde_json::json!({}),
@@ -84,6 +89,45 @@ fn a_pod_that_is_first_observed_on_its_node_counts_from_when_it_was_bound_or_end
         state.delete_pod("n/a", UnixMillis(30_000));
         let counts = !["it ended", "a DaemonSet's"].contains(&case);
         assert_eq!(last(&state), if counts { Some(30_000) } else { expected.or(Some(3_000)) }, "{case}: its deletion");
+    }
+}
+
+#[test]
+fn f17_a_duration_protects_a_pod_from_its_start_on_until_it_is_over() {
+    let started = serde_json::json!({"startTime": "1970-01-01T00:01:40Z"});
+    let (minute, until) = (60_000, 100_000 + 10 * 60_000);
+    for (value, status, until) in [
+        ("true", started.clone(), i64::MAX),
+        ("10m", started.clone(), until),
+        ("9m60s", started.clone(), until),
+        ("10m", serde_json::json!({}), i64::MAX),
+        ("2562047h", started.clone(), i64::MAX / 2),
+        ("abc", started.clone(), i64::MAX),
+        ("-10m", started.clone(), i64::MAX),
+        ("0s", started.clone(), i64::MAX),
+        ("false", started.clone(), 0),
+        ("", started.clone(), 0),
+    ] {
+        let metadata = serde_json::json!({"annotations": {(crate::model::labels::DO_NOT_DISRUPT): value}});
+        let patch = serde_json::json!({"metadata": metadata, "spec": {"nodeName": "x"}, "status": status});
+        let mut state = ClusterState::default();
+        state.apply_node(objects::node("x", &serde_json::json!({})));
+        state.apply_pod(&objects::pod("a", &patch), UnixMillis(100_000));
+        for at in
+            [101_000, 100_000 + 9 * minute, 100_000 + 10 * minute - 1, 100_000 + 10 * minute, 100_000 + 99 * minute]
+        {
+            let revision = state.node_changes.revision();
+            let was = state.pods["n/a"].do_not_disrupt;
+            state.end_protections(UnixMillis(at));
+            let is = state.pods["n/a"].do_not_disrupt;
+            assert_eq!(is, at < until, "{value} {status} at {at}");
+            assert_eq!(state.node_changes.revision() != revision, was != is, "{value}: its node changes with it");
+            let mut fresh = ClusterState::default();
+            fresh.apply_pod(&objects::pod("a", &patch), UnixMillis(at));
+            assert_eq!(fresh.pods["n/a"].do_not_disrupt, is, "{value}: as a process that starts now");
+        }
+        state.delete_pod("n/a", UnixMillis(until));
+        assert!(state.protections.is_empty());
     }
 }
 
