@@ -153,7 +153,7 @@ impl fmt::Display for Blocker {
             Self::WhenEmpty => f.write_str(
                 "consolidation of nodes with pods is disabled: consolidationPolicy of its NodePool is WhenEmpty",
             ),
-            Self::NodeProtected => write!(f, "its Node has the annotation {key}"),
+            Self::NodeProtected => write!(f, "its Node or NodeClaim has the annotation {key}"),
             Self::PodProtected(pod) => write!(f, "pod {pod} has the annotation {key}"),
             Self::PodBudget(pod, EvictionBlock::Exhausted(budget)) => {
                 write!(f, "pdb prevents pod evictions: {budget} allows no disruption of pod {pod}")

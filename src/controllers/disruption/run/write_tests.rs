@@ -199,7 +199,7 @@ async fn a_mark_or_a_taint_that_nothing_stands_behind_is_removed_after_thirty_se
     }
 }
 
-/// The condition follows the mark, whoever wrote it.
+/// The condition follows the mark.
 #[tokio::test]
 async fn the_reason_of_a_disruption_is_a_condition_until_the_disruption_is_canceled() {
     let reason = |world: &World| {

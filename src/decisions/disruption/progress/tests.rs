@@ -197,7 +197,7 @@ fn a_drifted_node_with_a_grace_period_is_protected_by_its_own_annotation_only() 
     for (grace, pod, node, expected) in [
         (None, "true", "", "roll back: pod n/on-a has the annotation karpenter.sh/do-not-disrupt"),
         (Some("1h"), "true", "", "depart a"),
-        (Some("1h"), "", "true", "roll back: its Node has the annotation karpenter.sh/do-not-disrupt"),
+        (Some("1h"), "", "true", "roll back: its Node or NodeClaim has the annotation karpenter.sh/do-not-disrupt"),
     ] {
         let mut state = ClusterState::default();
         put_node(&mut state, "a", &marked("Drifted/", &["a"]), true);

@@ -42,6 +42,17 @@ fn each_node_gets_a_verdict() {
             Some(Blocker::NodeProtected),
         ),
         (
+            "a protected NodeClaim",
+            &free,
+            &free,
+            |cluster| {
+                let mut claim = (*cluster.state.claims["a"]).clone();
+                claim.metadata.annotations = Some([(labels::DO_NOT_DISRUPT.to_owned(), "true".to_owned())].into());
+                cluster.state.apply_claim(claim);
+            },
+            Some(Blocker::NodeProtected),
+        ),
+        (
             "marked",
             &free,
             &free,
