@@ -4,14 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::conditions::CONSOLIDATABLE;
+use crate::api::conditions::{CONSOLIDATABLE, INITIALIZED};
 use crate::api::{NodeClaim, duration};
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::NodeClaimExt;
 use crate::state::tables::ClusterState;
 
-/// Least time between two writes of the last pod event of a claim, as in Karpenter.
+/// Least time between two writes of the last pod event of a claim, as in Karpenter, and from its initialization to the first: pods come one after the
+/// other to a new node, and while many nodes are launched at once nothing else should be written.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// A status that is out of date.
@@ -34,6 +35,7 @@ pub fn outdated(state: &ClusterState, facts: &Facts, after: &str, most: usize, n
 
 fn outdated_status(state: &ClusterState, facts: &NodeFacts, now: UnixMillis) -> Option<QuietStatus> {
     let claim = state.claims.get(&facts.claim).filter(|_| !facts.is_leaving)?;
+    let initialized = claim.true_since(INITIALIZED)?;
     let written = claim.last_pod_event();
     let observed = state.last_pod_event.get(&*facts.node).map(|at| at.whole_seconds());
     let last_pod_event = observed.filter(|at| written.is_none_or(|written| *at > written));
@@ -42,7 +44,7 @@ fn outdated_status(state: &ClusterState, facts: &NodeFacts, now: UnixMillis) -> 
         (false, true) => true,
         // Because of something else than a pod event.
         (true, false) if last_pod_event.is_none() => true,
-        _ => last_pod_event.is_some() && written.is_none_or(|written| written.is_older_than(INTERVAL, now)),
+        _ => last_pod_event.is_some() && written.unwrap_or(initialized).is_older_than(INTERVAL, now),
     };
     is_due.then(|| QuietStatus {
         claim: Arc::clone(claim),
@@ -115,6 +117,22 @@ mod tests {
             ("an event that another leader saw", pool("30s"), 90, Some(20), false, None),
         ] {
             assert_eq!(found(&pool, event, written, condition), expected, "{case}");
+        }
+    }
+
+    #[test]
+    fn the_first_event_is_written_ten_seconds_after_the_initialization() {
+        for (seconds, is_due) in [(9, false), (10, true)] {
+            let mut cluster = SmallCluster::new(&[("p", json!({"spec": {"disruption": {"consolidateAfter": "30s"}}}))]);
+            cluster.add_node("a", "p", "small/on-demand");
+            let mut claim = (*cluster.state.claims["a"]).clone();
+            let since = json!((NOW - SECOND * seconds).rfc3339());
+            for condition in &mut claim.status.get_or_insert_default().conditions {
+                condition.last_transition_time = serde_json::from_value(since.clone()).unwrap();
+            }
+            cluster.state.apply_claim(claim);
+            cluster.state.last_pod_event.insert("a".into(), NOW);
+            assert_eq!(!outdated(&cluster.state, &cluster.facts(), "", 9, NOW).is_empty(), is_due, "{seconds}");
         }
     }
 

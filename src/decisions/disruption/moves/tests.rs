@@ -85,3 +85,34 @@ fn new_nodes_cost_together_at_most_what_is_allowed() {
         "a lower limit stays, and none is below the plan"
     );
 }
+
+#[test]
+fn no_pod_moves_to_a_node_that_the_same_decision_removes_and_each_has_one_place() {
+    let (rng, mut moved) = (&mut fastrand::Rng::with_seed(7), 0);
+    for round in 0..80 {
+        let mut cluster = cluster();
+        let nodes: Vec<String> = (0..rng.usize(2..9)).map(|at| format!("n{at}")).collect();
+        let mut removed: BTreeSet<&str> = BTreeSet::new();
+        let mut displaced = Vec::new();
+        for name in &nodes {
+            cluster.add_node(name, "p", ["small/on-demand", "large/on-demand"][rng.usize(..2)]);
+            let is_removed = rng.bool() && removed.insert(name);
+            for at in 0..rng.usize(..4) {
+                let pod = format!("{name}-{at}");
+                cluster.add_pod(&pod, Some(name), ["100m", "300m", "500m"][rng.usize(..3)], &json!({}));
+                displaced.extend(is_removed.then(|| format!("n/{pod}")));
+            }
+        }
+        let found = moves(&cluster, &removed.iter().copied().collect::<Vec<_>>());
+        let targets = found.iter().flat_map(Move::targets);
+        assert_eq!(targets.filter(|target| removed.contains(target.as_str())).count(), 0, "round {round}");
+        let mut placed: Vec<&str> = found.iter().flat_map(Move::pods).collect();
+        placed.sort_unstable();
+        assert_eq!(placed, displaced, "round {round}");
+        let sources: Vec<&str> = found.iter().flat_map(|one| one.sources.keys().map(String::as_str)).collect();
+        assert_eq!(sources.iter().copied().collect::<BTreeSet<_>>(), removed, "round {round}");
+        assert_eq!(sources.len(), removed.len(), "round {round}: each source is of one move");
+        moved += placed.len();
+    }
+    assert!(moved > 300, "{moved}");
+}
