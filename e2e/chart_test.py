@@ -133,7 +133,7 @@ KARPENTERS = {
         "disableDryRun": True,
         "amiRefreshInterval": "2m",
         "subnetRefreshInterval": "3m",
-        "featureGates": {"nodeRepair": False, "nodeOverlay": False, "reservedCapacity": True, "spotToSpotConsolidation": False, "staticCapacity": False, "capacityBuffer": False},
+        "featureGates": {"nodeRepair": False, "nodeOverlay": False, "reservedCapacity": True, "spotToSpotConsolidation": False, "staticCapacity": True, "capacityBuffer": False},
         "awsFeatureGates": {"nodeClassCEL": True},
     },
 }

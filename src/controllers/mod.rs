@@ -23,6 +23,7 @@ pub mod provisioning;
 pub mod pure_parts;
 pub mod retry_policy;
 pub mod run_loop;
+pub mod static_pools;
 pub mod supervise;
 pub mod vitals;
 

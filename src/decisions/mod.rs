@@ -13,4 +13,5 @@ pub mod provisioning;
 pub mod rate_cap;
 pub mod snapshot;
 pub mod staleness;
+pub mod static_pools;
 pub mod termination;

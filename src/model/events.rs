@@ -235,6 +235,8 @@ events! {
         "The node would be disrupted now, for the reason in the note, but the ConfigMap `stowage-pause` has `disruption: report`. Repeated every 15 minutes.";
     DISRUPTION_TERMINATING = "DisruptionTerminating", Normal, Disruption, ["NodeClaim"], Event,
         "A voluntary disruption starts. The note has its reason: `Empty`, `Drifted` or `Underutilized`.";
+    SCALED_DOWN = "ScaledDown", Normal, Disruption, ["NodeClaim", "Node"], No,
+        "The static NodePool has more nodes than `spec.replicas`, and this one is removed.";
     UNCONSOLIDATABLE = "Unconsolidatable", Normal, Disruption, ["NodeClaim", "Node"], Event,
         "Consolidation does not remove the node: the NodePool does not allow it, its pods have no other place, or its removal would not save enough. The note says why, and has the price of the node and what its removal could save. Emitted when the reason changes, and every 15 minutes.";
 
@@ -257,14 +259,20 @@ events! {
 
     INVALID_CONSOLIDATION_SETTING = "InvalidConsolidationSetting", Warning, NodePools, ["NodePool"], No,
         "An annotation of the NodePool that sets consolidation is invalid, and the default is used. The note says what to write.";
+    NO_OFFERING_AVAILABLE = "NoOfferingAvailable", Warning, NodePools, ["NodePool"], No,
+        "A static NodePool has fewer nodes than `spec.replicas`, and no available offering satisfies its requirements. Allow more instance types, zones or capacity types, or wait for capacity.";
     NODE_CLAIM_REJECTED = "NodeClaimRejected", Warning, NodePools, ["NodePool"], No,
         "The API server, an admission policy or a webhook rejects the NodeClaims of the NodePool, whatever pods they are for. Nothing is launched for it; the note has the error.";
     NODE_CLASS_NOT_FOUND = "NodeClassNotFound", Warning, NodePools, ["NodePool"], Condition,
         "The EC2NodeClass of the NodePool does not exist. Create it, or name another in `nodeClassRef`.";
     NODE_CLASS_TERMINATING = "NodeClassTerminating", Warning, NodePools, ["NodePool"], Condition,
         "The EC2NodeClass of the NodePool is being deleted.";
+    NODE_LIMIT_REACHED = "NodeLimitReached", Warning, NodePools, ["NodePool"], No,
+        "A static NodePool has fewer nodes than `spec.replicas`, because `spec.limits.nodes` is reached. Raise the limit, or lower the replicas.";
     NODE_POOL_VALIDATION_FAILED = "NodePoolValidationFailed", Warning, NodePools, ["NodePool"], Condition,
         "The spec of the NodePool is invalid. The note names each field.";
+    STATIC_CAPACITY_DISABLED = "StaticCapacityDisabled", Warning, NodePools, ["NodePool"], No,
+        "The NodePool has `spec.replicas`, and the feature gate `StaticCapacity` is off: nothing is launched for it. Enable the gate, or delete the NodePool.";
     UNHEALTHY_DEPENDENTS = "UnhealthyDependents", Warning, NodePools, ["NodePool"], Condition,
         "The EC2NodeClass of the NodePool is not Ready. The note names its conditions that are False.";
     ZONAL_SHIFT_ACTIVE = "ZonalShiftActive", Warning, NodePools, ["NodePool"], Event,

@@ -461,7 +461,7 @@ impl ClusterState {
         Some(claim)
     }
 
-    /// Whether a NodeClaim belongs to a static NodePool (`spec.replicas`). Nothing launches such a node again, so that none is disrupted.
+    /// Whether a NodeClaim belongs to a static NodePool (`spec.replicas`): its node is neither empty nor underutilized.
     pub fn is_static(&self, claim: &NodeClaim) -> bool {
         let pool = claim.node_pool().and_then(|name| self.pools.get(name));
         pool.is_some_and(|pool| pool.spec.replicas.is_some())

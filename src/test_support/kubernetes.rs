@@ -248,6 +248,7 @@ impl FakeApi {
             batch_max: Duration::from_secs(1),
             max_purchases_per_minute: 100,
             max_disruptions_per_minute: 100,
+            static_capacity: true,
             plan,
         };
         let metrics = ControllerMetrics::new(&Registry::new()).unwrap();

@@ -25,6 +25,7 @@ use crate::controllers::node_claim::{
 use crate::controllers::node_class::{degraded_apis, reconcile};
 use crate::controllers::node_pool::{status, zonal_shift};
 use crate::controllers::provisioning::{pod_events, provisioner};
+use crate::controllers::static_pools::scale;
 use crate::controllers::supervise::supervised;
 use crate::controllers::{Context, cloud_sync, emergency_stop};
 use crate::model::pause;
@@ -64,6 +65,7 @@ pub(crate) fn lead(
         batch_max: args.batch_max_duration,
         max_purchases_per_minute: args.max_purchases_per_minute,
         max_disruptions_per_minute: args.max_disruptions_per_minute,
+        static_capacity: args.aws.static_capacity(),
         plan: args.plan.settings(),
     };
     async move {
@@ -108,6 +110,7 @@ pub(crate) fn lead(
         loops.start("node classes", CLOUD_TURN_LIMIT, reconcile::run);
         loops.start("node pools", TURN_LIMIT, status::run);
         loops.start("provisioner", TURN_LIMIT, provisioner::run);
+        loops.start("static node pools", TURN_LIMIT, scale::run);
         loops.start("invalid pods", TURN_LIMIT, pod_events::report_invalid);
         loops.start("lifecycle", TURN_LIMIT, lifecycle::run);
         loops.start("nominations", TURN_LIMIT, nominations::run);

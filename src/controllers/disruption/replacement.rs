@@ -6,18 +6,21 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::controllers::context::Context;
+use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::report_only::ReportOnly;
 use crate::controllers::disruption::run::choose_empty;
 use crate::controllers::disruption::start::begin;
 use crate::controllers::disruption::{consolidation, drift_replacement};
 use crate::controllers::event_queue::EventQueue;
 use crate::controllers::run_loop::{Pace, RunLoop};
+use crate::controllers::static_pools;
 use crate::decisions::disruption::consolidation::Memory;
 use crate::decisions::disruption::drift_replacement::DriftReplacement;
 use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::verdicts::Reports;
 use crate::decisions::staleness::Removal;
+use crate::decisions::static_pools::drift::replaceable;
 use crate::model::time::UnixMillis;
 use crate::sync::{heartbeat, lock};
 
@@ -65,6 +68,23 @@ impl Replacement {
         next.map_or(PACE.resync, |at| at.saturating_since(now).min(PACE.resync))
     }
 
+    /// Begins to replace drifted nodes of static NodePools, and reports those that can't be replaced. Returns the nodes that are due.
+    async fn replace_replicas(&mut self, ctx: &Context, is_report: bool, now: UnixMillis) -> Vec<String> {
+        if !ctx.settings.static_capacity {
+            return Vec::new();
+        }
+        let backed_off = self.drift.backed_off(now);
+        let found = {
+            let state = ctx.cluster.read();
+            replaceable(&state, &ctx.derived.holds(&state, now), &backed_off, now)
+        };
+        report_blocked(ctx, &self.queue, &found.blocked);
+        if !is_report && !found.due.is_empty() {
+            static_pools::drift::begin(ctx, &backed_off).await;
+        }
+        found.due
+    }
+
     /// Returns the number of nodes whose disruption began.
     async fn pass(&mut self, ctx: &Arc<Context>) -> usize {
         let now = clock::now();
@@ -82,6 +102,7 @@ impl Replacement {
         }
         let pools = Arc::new(ctx.ready_pools());
         let mut drifted = drift_replacement::choose(&mut self.drift, ctx, &pools, &self.queue).await;
+        let replicas = self.replace_replicas(ctx, pause.report, now).await;
         let replaced = if pause.report {
             0
         } else {
@@ -92,8 +113,8 @@ impl Replacement {
         let chosen = consolidation::choose(memory, reports, ctx, &pools, &self.queue).await;
         if pause.report {
             let empty = (DisruptionReason::Empty, choose_empty(ctx, &pools, now));
-            let claims = |moves: &[Move]| moves.iter().flat_map(|one| one.sources.keys()).cloned().collect();
-            let drifted = (DisruptionReason::Drifted, claims(&drifted));
+            let claims = |moves: &[Move]| moves.iter().flat_map(|one| one.sources.keys()).cloned().collect::<Vec<_>>();
+            let drifted = (DisruptionReason::Drifted, [replicas, claims(&drifted)].concat());
             let chosen = [empty, drifted, (DisruptionReason::Underutilized, claims(&chosen))];
             self.report_only.report(ctx, &pools, &self.queue, chosen, now);
             return 0;

@@ -95,6 +95,7 @@ async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: Disrup
         sources: one.sources.keys().cloned().collect(),
         usd_per_hour: one.saving.usd(),
         unheld: BTreeSet::new(),
+        replaced_by: None,
     };
     let pods = one.pods();
     if let Some(why) = reserve(ctx, pools, &one, record.give_up).await {
@@ -136,7 +137,12 @@ pub(super) async fn reserve(ctx: &Context, pools: &[ReadyPool], one: &Move, unti
 }
 
 /// Marks and taints a node; of a move with its record.
-pub(super) async fn start(ctx: &Context, name: String, reason: DisruptionReason, record: Option<&MoveRecord>) {
+pub(in crate::controllers) async fn start(
+    ctx: &Context,
+    name: String,
+    reason: DisruptionReason,
+    record: Option<&MoveRecord>,
+) {
     let claim = ctx.cluster.read().claims.get(&name).map(Arc::clone);
     let Some(claim) = claim else { return };
     let node = ctx.node_name_of(&claim);

@@ -162,7 +162,7 @@ fn max_price(claim: &NodeClaim) -> Option<MicroUsd> {
 }
 
 /// Offerings that a claim may be launched as, in ascending order of price.
-fn acceptable(claim: &NodeClaim, catalog: &Catalog) -> Vec<Override> {
+pub fn acceptable(claim: &NodeClaim, catalog: &Catalog) -> Vec<Override> {
     let allowed = |key: &str| {
         let found = claim.spec.requirements.iter().find(|r| r.key == key && r.operator == "In");
         move |value: &str| found.is_none_or(|r| r.values.iter().any(|other| other == value))

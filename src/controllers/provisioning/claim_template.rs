@@ -1,9 +1,10 @@
-//! The NodeClaim of a planned node.
+//! The NodeClaim of a planned node, and of a node of a static NodePool.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
 
+use crate::api::node_claim::ResourceRequirements;
 use crate::api::{NodeClaim, NodeClaimSpec, NodePool, Requirement, hash};
 use crate::model::labels;
 use crate::model::labels::normalize_key;
@@ -22,8 +23,6 @@ pub fn claim_of(
     hold_until: UnixMillis,
     of_move: Option<&MoveTerms>,
 ) -> NodeClaim {
-    let template = &pool.spec.template;
-    let name = pool.name_any();
     let pods: Vec<_> = node.pods.iter().map(|pod| &snapshot.problem.pods[*pod]).collect();
     let plan = PlanRecord {
         pods: pods.iter().map(|pod| pod.key.to_string()).collect(),
@@ -37,10 +36,9 @@ pub fn claim_of(
             .collect(),
         hold_until,
     };
-    let mut annotations = template.metadata.annotations.clone().unwrap_or_default();
+    let mut claim = claim_of_template(pool);
+    let annotations = claim.annotations_mut();
     annotations.extend(plan.annotations());
-    annotations.insert(labels::NODE_POOL_HASH.into(), hash::node_pool(&pool.spec));
-    annotations.insert(labels::NODE_POOL_HASH_VERSION.into(), hash::NODE_POOL_VERSION.into());
     if let Some(choice) = node.choices.first() {
         let offering = format!("{}/{}/{}", choice.instance_type.name, choice.zone, choice.capacity_type);
         annotations.insert(labels::PLANNED_OFFERING.into(), offering);
@@ -48,33 +46,43 @@ pub fn claim_of(
     if let Some(max_price) = node.max_price {
         annotations.insert(labels::MAX_PRICE.into(), format!("{:.6}", max_price.usd()));
     }
-    let mut own_labels = template.metadata.labels.clone().unwrap_or_default();
-    own_labels.insert(labels::NODE_POOL.into(), name.clone());
-    own_labels.insert(labels::EC2_NODE_CLASS.into(), template.spec.node_class_ref.name.clone());
     let chosen = [labels::INSTANCE_TYPE, labels::ZONE, labels::CAPACITY_TYPE].map(|key| (key, values_of(node, key)));
-    let mut requirements: Vec<Requirement> = template
-        .spec
-        .requirements
+    let of_template = &pool.spec.template.spec.requirements;
+    let mut requirements: Vec<Requirement> = of_template
         .iter()
         .filter(|requirement| !chosen.iter().any(|(key, _)| requirement.key == *key))
         .chain(&node.requirements)
         .cloned()
         .collect();
     for (key, values) in chosen {
-        let min_values = template.spec.requirements.iter().find(|other| other.key == key).and_then(|r| r.min_values);
+        let min_values = of_template.iter().find(|other| other.key == key).and_then(|r| r.min_values);
         requirements.push(Requirement { key: key.into(), operator: "In".into(), values, min_values });
     }
     if let Some(relaxed) = relax_min_values(&mut requirements, node) {
-        annotations.insert(labels::MIN_VALUES_RELAXED.into(), relaxed.to_string());
+        claim.annotations_mut().insert(labels::MIN_VALUES_RELAXED.into(), relaxed.to_string());
     }
+    claim.spec.requirements = requirements;
+    claim.spec.resources.requests = node.requests.to_map();
+    claim
+}
+
+/// The NodeClaim of a NodePool's template, without a plan: for any of its offerings, and without requests.
+pub fn claim_of_template(pool: &NodePool) -> NodeClaim {
+    let (template, name) = (&pool.spec.template, pool.name_any());
+    let mut annotations = template.metadata.annotations.clone().unwrap_or_default();
+    annotations.insert(labels::NODE_POOL_HASH.into(), hash::node_pool(&pool.spec));
+    annotations.insert(labels::NODE_POOL_HASH_VERSION.into(), hash::NODE_POOL_VERSION.into());
+    let mut own_labels = template.metadata.labels.clone().unwrap_or_default();
+    own_labels.insert(labels::NODE_POOL.into(), name.clone());
+    own_labels.insert(labels::EC2_NODE_CLASS.into(), template.spec.node_class_ref.name.clone());
     let owner = OwnerReference { block_owner_deletion: Some(true), ..pool.owner_ref(&()).unwrap_or_default() };
     let mut claim = NodeClaim::new(
         "",
         NodeClaimSpec {
             taints: template.spec.taints.clone().unwrap_or_default(),
             startup_taints: template.spec.startup_taints.clone().unwrap_or_default(),
-            requirements,
-            resources: crate::api::node_claim::ResourceRequirements { requests: node.requests.to_map() },
+            requirements: template.spec.requirements.clone(),
+            resources: ResourceRequirements::default(),
             node_class_ref: template.spec.node_class_ref.clone(),
             termination_grace_period: template.spec.termination_grace_period.clone(),
             expire_after: template.spec.expire_after.clone(),

@@ -23,13 +23,20 @@ pub struct DriftedNode {
     pub blocked_by: Option<Blocker>,
 }
 
-/// Drifted nodes that are initialized, not leaving, and not held: a held node is still being filled.
-pub fn drifted(state: &ClusterState, holds: &Holds) -> Vec<DriftedNode> {
+/// NodePools with or without `spec.replicas`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolKind {
+    Dynamic,
+    Static,
+}
+
+/// Drifted nodes of NodePools of this kind that are initialized, not leaving, and not held: a held node is still being filled.
+pub fn drifted(state: &ClusterState, holds: &Holds, of: PoolKind) -> Vec<DriftedNode> {
     let all = state.claims.iter().filter_map(|(name, claim)| {
         let since = claim.true_since(conditions::DRIFTED)?;
         let node = state.node_of(claim)?;
         let excluded = claim.is_leaving()
-            || state.is_static(claim)
+            || state.is_static(claim) != (of == PoolKind::Static)
             || node.is_deleting()
             || !claim.has_condition(conditions::INITIALIZED)
             || holds.by_claim.contains_key(name);

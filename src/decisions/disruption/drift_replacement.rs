@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::decisions::disruption::candidates::{PoolAllowance, allowances};
-use crate::decisions::disruption::drift_order::{DriftedNode, drifted, order};
+use crate::decisions::disruption::drift_order::{DriftedNode, PoolKind, drifted, order};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::time::UnixMillis;
 use crate::state::plan_record::Holds;
@@ -35,7 +35,13 @@ impl DriftReplacement {
 
     /// Begins a pass over the drifted nodes.
     pub fn begin(&mut self, state: &ClusterState, holds: &Holds, now: UnixMillis) -> DriftPass {
-        self.pass(&drifted(state, holds), allowances(state, DisruptionReason::Drifted, now), now)
+        self.pass(&drifted(state, holds, PoolKind::Dynamic), allowances(state, DisruptionReason::Drifted, now), now)
+    }
+
+    /// Claims that are left alone now.
+    pub fn backed_off(&mut self, now: UnixMillis) -> BTreeSet<String> {
+        self.backoff_until.retain(|_, until| *until > now);
+        self.backoff_until.keys().cloned().collect()
     }
 
     fn pass(
@@ -44,8 +50,7 @@ impl DriftReplacement {
         allowances: BTreeMap<String, PoolAllowance>,
         now: UnixMillis,
     ) -> DriftPass {
-        self.backoff_until.retain(|_, until| *until > now);
-        let backed_off: BTreeSet<String> = self.backoff_until.keys().cloned().collect();
+        let backed_off = self.backed_off(now);
         let blocked = nodes.iter().filter_map(|node| Some((node.claim.clone(), node.blocked_by.as_ref()?.to_string())));
         DriftPass {
             blocked: blocked.collect(),

@@ -26,6 +26,9 @@ pub struct MoveRecord {
     /// Pods of this source, `namespace/name`, that go to nodes that Stowage does not manage, where no room can be kept.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub unheld: BTreeSet<String>,
+    /// The NodeClaim that replaces its only source, a node of a static NodePool: no room is kept for its pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaced_by: Option<String>,
 }
 
 mod rfc3339 {

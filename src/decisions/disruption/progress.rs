@@ -142,6 +142,9 @@ fn step(state: &ClusterState, room: &Room<'_>, one: &Progress, now: UnixMillis) 
         }
         return Step::Wait;
     }
+    if let Some(name) = &record.replaced_by {
+        return replacement_step(state, one, name, now);
+    }
     let (mut ready, mut is_without_room) = (Vec::new(), false);
     for claim in &one.sources {
         let Some(node) = state.node_of(claim) else {
@@ -172,6 +175,27 @@ fn step(state: &ClusterState, room: &Room<'_>, one: &Progress, now: UnixMillis) 
         Step::RollBack("its pods found no other node in time".to_owned())
     } else if is_without_room {
         Step::Reserve
+    } else {
+        Step::Wait
+    }
+}
+
+/// The step of a move that replaces a node of a static NodePool: its pods leave when the new node is initialized.
+fn replacement_step(state: &ClusterState, one: &Progress, replacement: &str, now: UnixMillis) -> Step {
+    let Some(replacement) = state.claims.get(replacement).filter(|claim| !claim.is_leaving()) else {
+        return Step::RollBack(format!("its replacement, NodeClaim {replacement}, is gone"));
+    };
+    if let Some(blocker) = one.sources.iter().find_map(|claim| blocker(state, claim, one.reason)) {
+        return Step::RollBack(blocker.to_string());
+    }
+    let is_refused = |claim: &Arc<NodeClaim>| {
+        let node = state.node_of(claim).filter(|_| claim.spec.termination_grace_period.is_none());
+        node.is_some_and(|node| budget_block(state, &node.name_any()).is_some())
+    };
+    if replacement.has_condition(conditions::INITIALIZED) && !one.sources.iter().any(is_refused) {
+        Step::Depart(one.sources.clone())
+    } else if one.record.give_up <= now {
+        Step::RollBack("its replacement was not ready in time".to_owned())
     } else {
         Step::Wait
     }

@@ -15,11 +15,18 @@ fn expires_at(claim: &NodeClaim) -> Option<UnixMillis> {
     created.0.checked_add(after).map(UnixMillis)
 }
 
+/// How much of its lifetime a claim has left, in permille.
+pub fn remaining_lifetime(claim: &NodeClaim, now: UnixMillis) -> i64 {
+    let Some(expires_at) = expires_at(claim) else { return 1_000 };
+    let whole = expires_at.0.saturating_sub(claim.created_at().0).max(1);
+    let left = expires_at.0.saturating_sub(now.0).clamp(0, whole);
+    i64::try_from(i128::from(left) * 1_000 / i128::from(whole)).unwrap_or(0)
+}
+
 /// Expired claims, and when the next claim expires.
 pub fn expired(state: &ClusterState, now: UnixMillis) -> (Vec<Arc<NodeClaim>>, Option<UnixMillis>) {
     let (mut due, mut next) = (Vec::new(), None::<UnixMillis>);
-    // Nothing launches the nodes of a static NodePool again.
-    for claim in state.claims.values().filter(|claim| !claim.is_deleting() && !state.is_static(claim)) {
+    for claim in state.claims.values().filter(|claim| !claim.is_deleting()) {
         match expires_at(claim) {
             Some(at) if at <= now => due.push(Arc::clone(claim)),
             Some(at) => next = Some(next.map_or(at, |next| next.min(at))),
@@ -59,5 +66,14 @@ mod tests {
         assert_eq!(names(69_999), (vec![], Some(70_000)));
         assert_eq!(names(70_000), (vec!["minute".to_owned()], Some(3_610_000)));
         assert_eq!(names(i64::MAX), (vec!["hour".to_owned(), "minute".to_owned()], None));
+    }
+
+    #[test]
+    fn the_remaining_lifetime_is_a_permille() {
+        let after =
+            |after: &str, seconds: i64| remaining_lifetime(&claim("c", after, false), UnixMillis(seconds * 1_000));
+        assert_eq!([0, 10, 60, 110, 999].map(|now| after("100s", now)), [1_000, 1_000, 500, 0, 0]);
+        assert_eq!((after("Never", 999), after("soon", 999)), (1_000, 1_000));
+        assert_eq!(after("0s", 10), 0);
     }
 }

@@ -138,7 +138,7 @@ impl Queue {
     }
 }
 
-/// Whether no pod needs the node of a claim, or is planned there, and a NodePool launches another one when it has to.
+/// Whether no pod needs the node of a claim, or is planned there. Each node of a static NodePool is needed.
 fn is_unneeded(state: &ClusterState, claim: &NodeClaim, now: UnixMillis) -> bool {
     let Some(node) = state.node_of(claim) else { return false };
     let is_held = state.planned.get(&claim.name_any()).is_some_and(|plan| !plan.pods.is_empty() && plan.ends() > now);

@@ -39,6 +39,7 @@ fn add_source(world: &World, name: &str, unheld: bool) {
         sources: vec![name.into()],
         usd_per_hour: 0.1,
         unheld: if unheld { BTreeSet::from([format!("n/on-{name}")]) } else { BTreeSet::new() },
+        replaced_by: None,
     };
     let marked = json!({(labels::DISRUPTING): "Underutilized/", (labels::MOVE): record.annotation()});
     annotate(world, &format!("nodeclaims/{name}"), &marked);

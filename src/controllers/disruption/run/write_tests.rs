@@ -37,6 +37,7 @@ fn record() -> MoveRecord {
         sources: vec!["c".into()],
         usd_per_hour: 0.1,
         unheld: BTreeSet::new(),
+        replaced_by: None,
     }
 }
 

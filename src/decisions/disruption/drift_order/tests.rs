@@ -36,7 +36,7 @@ fn bind(state: &mut ClusterState, pod: &str, node: &str, annotations: &Value) {
 }
 
 fn names(state: &ClusterState) -> Vec<(String, usize, bool)> {
-    let all = drifted(state, &resolve(state, UnixMillis(1_000)));
+    let all = drifted(state, &resolve(state, UnixMillis(1_000)), PoolKind::Dynamic);
     all.into_iter().map(|found| (found.claim, found.pods, found.blocked_by.is_some())).collect()
 }
 
@@ -60,7 +60,7 @@ fn drifted_nodes_are_candidates_when_initialized_and_not_leaving() {
     add(&mut state, "by-hand", READY, &none, &deleting);
     bind(&mut state, "a", "node-drifted", &none);
     assert_eq!(names(&state), [("drifted".to_owned(), 1, false)]);
-    let all = drifted(&state, &resolve(&state, UnixMillis(1_000)));
+    let all = drifted(&state, &resolve(&state, UnixMillis(1_000)), PoolKind::Dynamic);
     assert_eq!((all[0].since, &*all[0].pool), (UnixMillis(5_000), "p"));
 }
 
@@ -131,7 +131,7 @@ fn empty_nodes_are_first_and_then_the_earliest_drift() {
 }
 
 #[test]
-fn nodes_of_static_pools_are_left_alone() {
+fn nodes_of_static_pools_are_replaced_apart_and_are_no_candidates() {
     let mut state = ClusterState::default();
     add(&mut state, "c", READY, &json!({}), &json!({}));
     let pool = |spec: Value| objects::node_pool("p", &json!({ "spec": spec }));
@@ -140,6 +140,7 @@ fn nodes_of_static_pools_are_left_alone() {
     state.apply_pool(pool(json!({"replicas": 1})));
     assert_eq!(names(&state), []);
     let holds = resolve(&state, UnixMillis(1_000));
+    assert_eq!(drifted(&state, &holds, PoolKind::Static).len(), 1);
     let facts = FactsCache::default().update(&state, &[]);
     assert!(candidates(&state, &holds, &facts).is_empty() && facts.nodes.len() == 1);
 }

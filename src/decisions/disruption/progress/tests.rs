@@ -19,6 +19,7 @@ fn record(sources: &[&str]) -> MoveRecord {
         sources,
         usd_per_hour: 0.1,
         unheld: BTreeSet::new(),
+        replaced_by: None,
     }
 }
 
@@ -268,4 +269,47 @@ fn f3_the_room_of_pods_that_a_budget_keeps_is_neither_discarded_nor_bought_again
         ("no move", false, 0)
     );
     assert_eq!(bought_for(&state, after), 0);
+}
+
+#[test]
+fn a_node_of_a_static_pool_departs_when_its_replacement_is_initialized() {
+    let late = NOW + MINUTE * 5;
+    for (case, replacement, initialized, now, expected) in [
+        ("it starts", json!({}), false, NOW, "Wait"),
+        ("it is initialized", json!({}), true, NOW, "Depart"),
+        ("it is late", json!({}), false, late, "its replacement was not ready in time"),
+        (
+            "it is interrupted",
+            json!({(labels::DISRUPTING): "SpotInterruption/2026-01-01T00:00:00Z"}),
+            true,
+            NOW,
+            "its replacement, NodeClaim new, is gone",
+        ),
+        ("it is gone", Value::Null, true, NOW, "its replacement, NodeClaim new, is gone"),
+    ] {
+        let mut state = ClusterState::default();
+        let record = MoveRecord { replaced_by: Some("new".into()), ..record(&["a"]) };
+        let annotations = json!({(labels::DISRUPTING): "Drifted/", (labels::MOVE): record.annotation()});
+        put_node(&mut state, "a", &annotations, true);
+        put_pod(&mut state, "on-a", "a", &json!({}));
+        if !replacement.is_null() {
+            put_node(&mut state, "new", &replacement, initialized);
+        }
+        let step = |state: &ClusterState| progress(state, &resolve(state, now), now).pop().unwrap().step;
+        let found = match step(&state) {
+            Step::Depart(sources) => {
+                assert_eq!(sources.len(), 1);
+                "Depart".to_owned()
+            }
+            Step::RollBack(why) => why,
+            other => format!("{other:?}"),
+        };
+        assert_eq!(found, expected, "{case}");
+        if expected == "Depart" {
+            state.pod_budgets.apply(&objects::pod_budget("b", &json!({"spec": {"selector": {}}})));
+            assert_eq!(step(&state), Step::Wait, "a PodDisruptionBudget refuses the eviction");
+            put_pod(&mut state, "on-a", "a", &json!({(labels::DO_NOT_DISRUPT): "true"}));
+            assert!(matches!(step(&state), Step::RollBack(why) if why.contains("do-not-disrupt")));
+        }
+    }
 }

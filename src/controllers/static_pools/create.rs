@@ -1,0 +1,73 @@
+//! Creates NodeClaims of a static NodePool.
+
+use std::sync::Arc;
+
+use futures::{StreamExt, stream};
+use kube::api::PostParams;
+use kube::{Api, ResourceExt};
+
+use crate::api::{NodeClaim, NodePool};
+use crate::clock;
+use crate::cloud::launch_group;
+use crate::controllers::caps::Capped;
+use crate::controllers::context::{Context, is_rejection, reference};
+use crate::controllers::node_claim::launch::acceptable;
+use crate::controllers::node_claim::metrics;
+use crate::controllers::provisioning::claim_template::claim_of_template;
+use crate::model::events;
+
+/// NodeClaims that are written concurrently.
+const CONCURRENCY: usize = 16;
+
+/// What became of NodeClaims that were to be created.
+#[derive(Debug, Default)]
+pub struct Created {
+    pub claims: Vec<NodeClaim>,
+    /// Whether one failed, or none was tried because no offering is available: the caller waits before it tries again. A NodeClaim whose creation failed
+    /// may exist.
+    pub failed: bool,
+}
+
+/// Creates up to `count` NodeClaims, as far as the emergency stop and the cap per minute allow it. They are launched at once.
+pub async fn create(ctx: &Context, pool: &Arc<NodePool>, count: usize) -> Created {
+    let claim = claim_of_template(pool);
+    let class = ctx.cluster.read().classes.get(&pool.spec.template.spec.node_class_ref.name).cloned();
+    if class.is_none_or(|class| acceptable(&claim, &ctx.cloud.catalog(&class)).is_empty()) {
+        tracing::warn!(node_pool = pool.name_any(), missing = count, "no offering available for static node pool");
+        let note = format!("{count} nodes are missing, and no available offering satisfies its requirements");
+        ctx.emit(reference(&**pool), events::NO_OFFERING_AVAILABLE.note(&note)).await;
+        return Created { failed: true, ..Created::default() };
+    }
+    let mut claims = vec![claim; ctx.admit(Capped::Purchase, count).await];
+    launch_group::mark(&mut claims, clock::now());
+    let api: Api<NodeClaim> = Api::all(ctx.client.clone());
+    let creations: Vec<_> = claims
+        .into_iter()
+        .map(|claim| {
+            let api = api.clone();
+            async move { api.create(&PostParams::default(), &claim).await }
+        })
+        .collect();
+    let mut out = Created::default();
+    let mut results = stream::iter(creations).buffer_unordered(CONCURRENCY);
+    while let Some(result) = results.next().await {
+        match result {
+            Ok(claim) => {
+                metrics::count_created(ctx, &claim);
+                ctx.cluster.update(|state| state.apply_claim(claim.clone()));
+                out.claims.push(claim);
+            }
+            Err(error) => {
+                tracing::warn!(node_pool = pool.name_any(), %error, "failed to create node claim of static node pool, retrying");
+                if is_rejection(&error) {
+                    ctx.emit(reference(&**pool), events::NODE_CLAIM_REJECTED.note(&error.to_string())).await;
+                }
+                out.failed = true;
+            }
+        }
+    }
+    if !out.claims.is_empty() {
+        ctx.claims_created.notify_one();
+    }
+    out
+}
