@@ -154,8 +154,8 @@ test-attacks: tools moto ## Attacks by peers without credentials and by tenants,
 test-attacks-short: build tools moto ## Seconds of each attack, against the debug build
 	$(call pytest,attacks)
 
-test-drift: build tools moto ## Drift and expiration, with simulated EC2 and with moto; static NodePools; purchases in vain
-	$(call pytest,drift static_pools purchases)
+test-drift: build tools moto ## Drift and expiration, with simulated EC2 and with moto; static NodePools; repair and volumes; purchases in vain
+	$(call pytest,drift static_pools node_lifecycle purchases)
 
 test-swap: build tools moto ## From Karpenter's real controller to Stowage and back, with moto
 	$(call pytest,swap)

@@ -434,6 +434,7 @@ RIGHTS = {
     ("policy", "poddisruptionbudgets"): READ,
     ("storage.k8s.io", "storageclasses"): READ,
     ("storage.k8s.io", "csinodes"): READ,
+    ("storage.k8s.io", "volumeattachments"): READ,
     ("karpenter.sh", "nodepools"): READ | {"patch"},
     ("karpenter.sh", "nodepools/status"): {"patch"},
     ("karpenter.sh", "nodepools/finalizers"): {"update"},

@@ -37,6 +37,7 @@ EMPTY = {"metadata": {}}
 PLANNED_PODS = "stowage.dev/planned-pods"
 HOLD_UNTIL = "stowage.dev/hold-until"
 PLANNED_OFFERING = "stowage.dev/planned-offering"
+DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 DISRUPTING = "stowage.dev/disrupting"
 DISRUPTED_TAINT = "karpenter.sh/disrupted"
 PLANNED_TAINT = "stowage.dev/planned"

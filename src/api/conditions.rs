@@ -22,6 +22,15 @@ pub const INITIALIZED: &str = "Initialized";
 pub const DRAINED: &str = "Drained";
 /// Reason of [`DRAINED`] while pods keep the node.
 pub const DRAINING: &str = "Draining";
+/// NodeClaim: the volumes of its drained node: Unknown while some are attached, then True, or False if they are not waited for any more.
+pub const VOLUMES_DETACHED: &str = "VolumesDetached";
+/// Reasons of [`VOLUMES_DETACHED`] when it is False.
+pub const GRACE_PERIOD_ELAPSED: &str = "TerminationGracePeriodElapsed";
+pub const DETACHMENT_TIMEOUT: &str = "DetachmentTimeout";
+/// NodeClaim: its node is what was launched.
+pub const CONSISTENT_STATE_FOUND: &str = "ConsistentStateFound";
+/// Reason of [`CONSISTENT_STATE_FOUND`] when it is False.
+pub const CONSISTENCY_CHECK_FAILED: &str = "ConsistencyCheckFailed";
 /// NodeClaim: the instance is shutting down.
 pub const INSTANCE_TERMINATING: &str = "InstanceTerminating";
 /// NodeClaim: it no longer matches its NodePool or node class.

@@ -53,8 +53,8 @@ pub struct AwsArgs {
     /// EC2: feature gates of the AWS provider, such as NodeClassCEL=true (CEL expressions in kubelet configurations); unknown gates are ignored.
     #[arg(long, env = "AWS_FEATURE_GATES", default_value = "NodeClassCEL=false")]
     pub aws_feature_gates: String,
-    /// Feature gates of Karpenter core; only ReservedCapacity (EC2) and StaticCapacity have an effect.
-    #[arg(long, env = "FEATURE_GATES", default_value = "ReservedCapacity=true,StaticCapacity=true")]
+    /// Feature gates of Karpenter core; only NodeRepair, ReservedCapacity (EC2) and StaticCapacity have an effect.
+    #[arg(long, env = "FEATURE_GATES", default_value = "NodeRepair=true,ReservedCapacity=true,StaticCapacity=true")]
     pub feature_gates: String,
 }
 
@@ -89,6 +89,11 @@ impl AwsArgs {
             node_class_cel: self.node_class_cel(),
             ..Options::of(cluster_name)
         })
+    }
+
+    /// The feature gate NodeRepair: unhealthy nodes are removed, on by default.
+    pub fn node_repair(&self) -> bool {
+        gate(&self.feature_gates, "NodeRepair").unwrap_or(true)
     }
 
     /// The feature gate StaticCapacity: NodePools with `spec.replicas`, on by default.
@@ -173,7 +178,9 @@ mod tests {
             parse(&["--feature-gates", "NodeRepair=true,ReservedCapacity=false"]).unwrap().options("c1").unwrap();
         assert!(!shut.reserved_capacity);
         assert!(parse(&["--feature-gates", "NodeRepair=true"]).unwrap().static_capacity());
-        assert!(!parse(&["--feature-gates", "StaticCapacity=false"]).unwrap().static_capacity());
+        assert!(parse(&[]).unwrap().node_repair());
+        let off = parse(&["--feature-gates", "StaticCapacity=false,NodeRepair=false"]).unwrap();
+        assert!(!off.static_capacity() && !off.node_repair());
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub struct Settings {
     pub max_purchases_per_minute: usize,
     /// Maximum number of nodes disrupted voluntarily, or collected as garbage, in any minute.
     pub max_disruptions_per_minute: usize,
+    /// Whether unhealthy nodes are repaired.
+    pub node_repair: bool,
     /// Whether static NodePools are served.
     pub static_capacity: bool,
     pub plan: PlanSettings,

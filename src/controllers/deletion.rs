@@ -6,6 +6,7 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use crate::api::NodeClaim;
+use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::node_claim::metrics;
 use crate::decisions::disruption::reason::DisruptionReason;
@@ -17,6 +18,22 @@ pub async fn delete_claim(ctx: &Context, claim: &NodeClaim, reason: DisruptionRe
     request_deletion(ctx, claim).await?;
     metrics::count_disrupted(ctx, claim, reason);
     Ok(())
+}
+
+/// Removes a node whose pods are not waited for: sets the time of its termination to now (`expire`) and deletes its claim (`delete`).
+pub async fn expel(
+    ctx: &Context,
+    claim: &NodeClaim,
+    reason: DisruptionReason,
+    expire: bool,
+    delete: bool,
+) -> Result<(), kube::Error> {
+    if expire {
+        let annotations = json!({(labels::TERMINATION_TIMESTAMP): clock::now().rfc3339()});
+        let patch = json!({"metadata": {"annotations": annotations}});
+        ignore_not_found(ctx.patch_claim(&claim.name_any(), &patch).await)?;
+    }
+    if delete { delete_claim(ctx, claim, reason).await } else { Ok(()) }
 }
 
 /// [`delete_claim`] that fails with a conflict if the claim changed.

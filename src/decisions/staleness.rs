@@ -15,6 +15,8 @@ pub enum Removal {
     Departure,
     Expiration,
     GarbageCollection,
+    /// Removes unhealthy nodes.
+    Repair,
     /// Deletes a claim that was not launched or whose Node did not register in time.
     Abandonment,
 }
@@ -26,7 +28,7 @@ impl Removal {
             Self::Disruption => &KINDS,
             Self::Departure => &["pods", "nodes", "nodeclaims", "poddisruptionbudgets"],
             Self::Expiration => &["nodeclaims"],
-            Self::GarbageCollection | Self::Abandonment => &["nodes", "nodeclaims"],
+            Self::GarbageCollection | Self::Repair | Self::Abandonment => &["nodes", "nodeclaims"],
         }
     }
 
@@ -42,6 +44,7 @@ impl Removal {
             Self::Departure => "departure",
             Self::Expiration => "expiration",
             Self::GarbageCollection => "garbage_collection",
+            Self::Repair => "repair",
             Self::Abandonment => "abandonment",
         }
     }
@@ -53,12 +56,12 @@ mod tests {
 
     #[test]
     fn a_removal_waits_for_the_watches_that_it_depends_on() {
-        use Removal::{Abandonment, Departure, Disruption, Expiration, GarbageCollection};
+        use Removal::{Abandonment, Departure, Disruption, Expiration, GarbageCollection, Repair};
         let (listed, late) = (UnixMillis(0), UnixMillis(60_001));
         for (stale, held_up) in [
             ("pods", &[Disruption, Departure][..]),
-            ("nodes", &[Disruption, Departure, GarbageCollection, Abandonment]),
-            ("nodeclaims", &[Disruption, Departure, Expiration, GarbageCollection, Abandonment]),
+            ("nodes", &[Disruption, Departure, GarbageCollection, Repair, Abandonment]),
+            ("nodeclaims", &[Disruption, Departure, Expiration, GarbageCollection, Repair, Abandonment]),
             ("poddisruptionbudgets", &[Disruption, Departure]),
             ("csinodes", &[Disruption]),
             ("services", &[]),
@@ -70,7 +73,7 @@ mod tests {
             for kind in KINDS.into_iter().filter(|kind| *kind != stale) {
                 signs.record(kind, late);
             }
-            for removal in [Disruption, Departure, Expiration, GarbageCollection, Abandonment] {
+            for removal in [Disruption, Departure, Expiration, GarbageCollection, Repair, Abandonment] {
                 let by = removal.held_up_by(&signs, late).map(|stale| stale.kind);
                 assert_eq!(by, held_up.contains(&removal).then_some(stale), "{removal:?}");
                 assert_eq!(removal.held_up_by(&signs, UnixMillis(60_000)), None, "a minute is fresh");

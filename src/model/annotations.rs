@@ -217,6 +217,13 @@ pub const ENTRIES: &[Entry] = &[
     entry(Form::Annotation, labels::INSTANCE_PROFILE_NAME, "NodeClaim", STOWAGE, "instance profile of the instance"),
     entry(
         Form::Annotation,
+        labels::DO_NOT_REPAIR,
+        "Node, NodeClaim",
+        USER,
+        "any value but `false` forbids the repair of the node when it is unhealthy",
+    ),
+    entry(
+        Form::Annotation,
         labels::DO_NOT_DISRUPT,
         "Pod, Node, NodeClaim",
         USER,

@@ -146,18 +146,26 @@ events! {
     QUARANTINED = "Quarantined", Warning, Pods, ["Pod", "NodePool", "Node", "NodeClaim", "DaemonSet"], No,
         "The pod is left out of plans for the time in the note, because the API server rejects the NodeClaim of its node, or because the planner panics over it. The note has the error. A pod with another spec is planned at once. Likewise a NodePool, node or DaemonSet that the planner panics over: nothing is purchased from the NodePool, the room of the node is not used, and new nodes reserve nothing for the pods of the DaemonSet. A changed NodePool is planned with at once.";
 
+    AWAITING_VOLUME_DETACHMENT = "AwaitingVolumeDetachment", Normal, Lifecycle, ["NodeClaim", "Node"], Event,
+        "The node is drained, and its instance is terminated when the volumes of the note are detached: at the end of the `terminationGracePeriod` at the latest, or after ten minutes without one.";
     CAPACITY_BLOCK_EXPIRING = "CapacityBlockExpiring", Warning, Lifecycle, ["NodeClaim"], No,
         "The capacity block ends in 40 minutes or less. The NodeClaim is deleted, and its pods are planned again.";
-    DISRUPTED = "Disrupted", Warning, Lifecycle, ["NodeClaim"], No,
-        "The NodeClaim is deleted because it cannot become a node. The note says why; its pods are planned again. (Karpenter emits this reason about pods that it deletes.)";
+    DISRUPTED = "Disrupted", Warning, Lifecycle, ["NodeClaim", "Pod"], Event,
+        "The NodeClaim is deleted because it cannot become a node. The note says why; its pods are planned again. About a pod: it is deleted because the time for the drain of its node ends, without regard to PodDisruptionBudgets and `do-not-disrupt`.";
     EXPIRED = "Expired", Normal, Lifecycle, ["NodeClaim"], No,
         "The NodeClaim is older than its `expireAfter` and is deleted.";
+    FAILED_CONSISTENCY_CHECK = "FailedConsistencyCheck", Warning, Lifecycle, ["NodeClaim"], Event,
+        "The node has less than nine tenths of the capacity that its instance type should have. The note names the resource: plans for such nodes are wrong.";
     FAILED_DRAINING = "FailedDraining", Warning, Lifecycle, ["NodeClaim", "Node"], Event,
         "Pods keep the node: the note names up to five of them, protected by `karpenter.sh/do-not-disrupt`, by a PodDisruptionBudget, or terminating for longer than their grace period. The drain continues; if it never ends, remove the protection or set a `terminationGracePeriod`. The condition `Drained` of the NodeClaim (Unknown, `Draining`) says the same.";
     LAUNCHED = "Launched", Normal, Lifecycle, ["NodeClaim"], Event,
         "The instance was launched. The note names its instance type, zone and capacity type.";
     MULTIPLE_NODES_FOUND = "MultipleNodesFound", Warning, Lifecycle, ["NodeClaim"], Condition,
         "Several Nodes have the provider ID of the NodeClaim. None of them is registered, and the NodeClaim is deleted after 15 minutes; a Node that is registered already stays. Delete the Node that is not the instance's own, and find out who created it.";
+    NODE_REPAIR_BLOCKED = "NodeRepairBlocked", Warning, Lifecycle, ["NodeClaim", "Node"], Event,
+        "The node is unhealthy, and it is not removed: too many nodes are unhealthy at once, which has probably another cause, or its annotation `karpenter.sh/do-not-repair` forbids it.";
+    NODE_UNHEALTHY = "NodeUnhealthy", Warning, Lifecycle, ["NodeClaim", "Node"], No,
+        "A condition of the Node has been unhealthy for longer than is tolerated. The node is removed without waiting for its pods.";
     NOT_INITIALIZED = "NotInitialized", Warning, Lifecycle, ["NodeClaim", "Node"], No,
         "The node is not initialized 15 minutes after it registered. The note has the reason of the condition `Initialized`, such as `StartupTaintsExist`: nobody removes a startup taint of the NodePool. It is deleted when no pod needs it.";
     TERMINATION_GRACE_PERIOD_EXPIRING = "TerminationGracePeriodExpiring", Warning, Lifecycle, ["NodeClaim"], Event,

@@ -109,6 +109,8 @@ pub const TERMINATION_FINALIZER: &str = "karpenter.sh/termination";
 pub const EC2_TERMINATION_FINALIZER: &str = "karpenter.k8s.aws/termination";
 /// Annotation that forbids disruption of a pod or node.
 pub const DO_NOT_DISRUPT: &str = "karpenter.sh/do-not-disrupt";
+/// Annotation that forbids the repair of an unhealthy node, with the values of [`DO_NOT_DISRUPT`] (Karpenter 1.15).
+pub const DO_NOT_REPAIR: &str = "karpenter.sh/do-not-repair";
 /// Drift hash of a NodePool, copied to its NodeClaims.
 pub const NODE_POOL_HASH: &str = "karpenter.sh/nodepool-hash";
 /// Version of the algorithm behind [`NODE_POOL_HASH`].

@@ -1,7 +1,7 @@
 //! The watched kinds.
 
 /// Kinds that must be listed before the first decision.
-pub const KINDS: [&str; 13] = [
+pub const KINDS: [&str; 14] = [
     "pods",
     "nodes",
     "nodeclaims",
@@ -15,6 +15,7 @@ pub const KINDS: [&str; 13] = [
     "persistentvolumes",
     "storageclasses",
     "csinodes",
+    "volumeattachments",
 ];
 
 /// Listed in addition to [`KINDS`] when pods get default topology spread constraints.

@@ -1,6 +1,7 @@
 //! Watched objects as tables, and the planner's problem built from them. Only [`watch`] talks to the API server. No policy
 //! decision is made here: those are in [`crate::decisions`], which is above this layer.
 
+pub mod attachments;
 pub mod change_log;
 pub mod claim_index;
 pub mod cluster;
@@ -8,6 +9,7 @@ pub mod daemon_sets;
 pub mod deleted_uids;
 pub mod instance_types;
 pub mod kinds;
+pub mod node_health;
 pub mod node_state;
 pub mod object_ext;
 pub mod plan_index;

@@ -18,10 +18,12 @@ use crate::planner::input::intern::Interner;
 use crate::planner::input::pod::Labels;
 use crate::planner::input::volumes::objects;
 use crate::planner::input::volumes::objects::{Claim, Volume, Volumes};
+use crate::state::attachments::Attachments;
 use crate::state::change_log::ChangeLog;
 use crate::state::claim_index::ClaimIndex;
 use crate::state::daemon_sets::DaemonSets;
 use crate::state::deleted_uids::DeletedUids;
+use crate::state::node_health::Unhealthy;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_index::PlanIndex;
 use crate::state::plan_record::PlanRecord;
@@ -74,6 +76,8 @@ pub struct ClusterState {
     pub namespaces: Arc<BTreeMap<String, Labels>>,
     /// Volume claims, volumes, storage classes and attach limits; shared with the problems built from this state.
     pub volumes: Arc<Volumes>,
+    /// VolumeAttachments.
+    pub attachments: Attachments,
     /// Selectors of Services, for default spread constraints; shared with the problems built from this state.
     pub services: Arc<Services>,
     /// The emergency stop; `None` before it was read.
@@ -92,6 +96,8 @@ pub struct ClusterState {
     pub node_changes: ChangeLog,
     /// NodeClaims that changed, or whose node did.
     pub claim_changes: ChangeLog,
+    /// Nodes with an unhealthy condition, by name.
+    pub unhealthy: BTreeMap<String, Unhealthy>,
     /// Names of the nodes with the planned taint.
     pub tainted_nodes: BTreeSet<String>,
     pub plan_index: PlanIndex,
@@ -332,6 +338,10 @@ impl ClusterState {
         } else {
             self.tainted_nodes.remove(&name);
         }
+        match Unhealthy::of(&node) {
+            Some(unhealthy) => drop(self.unhealthy.insert(name.clone(), unhealthy)),
+            None => drop(self.unhealthy.remove(&name)),
+        }
         self.nodes.insert(name.clone(), Arc::new(node));
         if let Some(id) = &id {
             match self.node_by_provider_id.get(id) {
@@ -387,6 +397,7 @@ impl ClusterState {
     fn drop_node(&mut self, name: &str) -> Option<Arc<Node>> {
         self.node_changes.record(name);
         self.tainted_nodes.remove(name);
+        self.unhealthy.remove(name);
         let node = self.nodes.remove(name)?;
         if let Some(id) = node.provider_id() {
             if let Some(duplicates) = self.duplicate_nodes.get_mut(id) {

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{
     ConfigMap, LimitRange, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service,
 };
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
+use k8s_openapi::api::storage::v1::{CSINode, StorageClass, VolumeAttachment};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -168,6 +168,13 @@ impl Watches<'_> {
                 Arc::make_mut(&mut state.volumes).limits.remove(key);
             },
             |state| state.volumes.limits.keys().cloned().collect(),
+        );
+        self.feed(
+            "volumeattachments",
+            Api::<VolumeAttachment>::all(client.clone()),
+            |state, object| state.attachments.apply(&object),
+            |state, key| state.attachments.delete(key),
+            |state| state.attachments.keys(),
         );
     }
 

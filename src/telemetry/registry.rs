@@ -169,13 +169,20 @@ metrics! {
         ],
         "NodeClaims created, by reason, NodePool and whether minValues were lowered.";
     NODECLAIMS_DISRUPTED = "nodeclaims_disrupted_total", Kind::Counter, Leader, [
-            "reason": "`empty`, `underutilized`, `drifted`, `expired`, `spot_interrupted`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`, `event_status`, `instance_status`, `system_status`, `insufficient_capacity`, `nodeclass_not_ready`, `launch_timeout`, `registration_timeout`, `initialization_timeout`, `garbage_collected`, `capacity_block_expiring`, `unknown` (a disruption that another program marked)",
+            "reason": "`empty`, `underutilized`, `drifted`, `expired`, `unhealthy`, `spot_interrupted`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`, `event_status`, `instance_status`, `system_status`, `insufficient_capacity`, `nodeclass_not_ready`, `launch_timeout`, `registration_timeout`, `initialization_timeout`, `garbage_collected`, `capacity_block_expiring`, `unknown` (a disruption that another program marked)",
             "nodepool": "name of the NodePool",
             "capacity_type": "`on-demand`, `spot`, `reserved`; empty before the launch",
             "consolidation_policy": "of the reasons `empty` and `underutilized`, otherwise empty",
             "termination_mode": "`graceful` without a `terminationGracePeriod`, `forceful` with one of 0, otherwise `eventual`",
         ],
         "NodeClaims disrupted, by reason, NodePool, capacity type, consolidation policy and termination mode.";
+    NODECLAIMS_UNHEALTHY_DISRUPTED = "nodeclaims_unhealthy_disrupted_total", Kind::Counter, Leader, [
+            "condition": "type of the unhealthy condition of the Node, such as `ready`",
+            "nodepool": "name of the NodePool",
+            "capacity_type": "`on-demand`, `spot`, `reserved`",
+            "image_id": "image of the instance",
+        ],
+        "NodeClaims deleted because a condition of their Node was unhealthy, by condition, NodePool, capacity type and image.";
     NODES_REGISTERED = "nodes_registered_total", Kind::Counter, Leader, [],
         "Nodes that registered.";
     STEPS_PANICKED = "lifecycle_step_panics_total", Kind::Counter, Leader, [],
@@ -195,7 +202,7 @@ metrics! {
         ],
         "Orphaned objects removed, by kind.";
     STALE_DECISIONS = "stale_decisions_total", Kind::Counter, Leader, [
-            "decision": "`disruption`, `departure`, `expiration`, `garbage_collection`, `abandonment`",
+            "decision": "`disruption`, `departure`, `expiration`, `garbage_collection`, `repair`, `abandonment`",
         ],
         "Passes without removals because a watch that they depend on was older than 60 seconds.";
     DRAINS_RESUMED = "drains_resumed_total", Kind::Counter, Leader, [],

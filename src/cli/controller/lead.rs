@@ -20,7 +20,7 @@ use crate::controllers::interruption::{departure, queue, status_checks};
 use crate::controllers::leader::Candidate;
 use crate::controllers::leader::report::report;
 use crate::controllers::node_claim::{
-    capacity_reservations, drift, expiration, garbage_collection, lifecycle, tagging,
+    capacity_reservations, consistency, drift, expiration, garbage_collection, lifecycle, repair, tagging,
 };
 use crate::controllers::node_class::{degraded_apis, reconcile};
 use crate::controllers::node_pool::{status, zonal_shift};
@@ -65,6 +65,7 @@ pub(crate) fn lead(
         batch_max: args.batch_max_duration,
         max_purchases_per_minute: args.max_purchases_per_minute,
         max_disruptions_per_minute: args.max_disruptions_per_minute,
+        node_repair: args.aws.node_repair(),
         static_capacity: args.aws.static_capacity(),
         plan: args.plan.settings(),
     };
@@ -119,6 +120,8 @@ pub(crate) fn lead(
         loops.start("status checks", CLOUD_TURN_LIMIT, status_checks::run);
         loops.start("drift", CLOUD_TURN_LIMIT, drift::run);
         loops.start("expiration", TURN_LIMIT, expiration::run);
+        loops.start("consistency", TURN_LIMIT, consistency::run);
+        loops.start("node repair", TURN_LIMIT, repair::run);
         loops.start("disruption", TURN_LIMIT, disruption::run::run);
         loops.start("replacement", TURN_LIMIT, disruption::replacement::run);
         loops.start("consolidatable", TURN_LIMIT, disruption::consolidatable::run);

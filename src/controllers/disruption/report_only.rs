@@ -10,6 +10,7 @@ use crate::decisions::disruption::blockers::Blocker;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::verdicts::{Reports, Verdict};
 use crate::decisions::lifecycle::expiration::expired;
+use crate::decisions::lifecycle::node_repair::repairs;
 use crate::model::time::UnixMillis;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::lock;
@@ -24,7 +25,7 @@ pub struct ReportOnly {
 }
 
 impl ReportOnly {
-    /// Reports nodes that would be disrupted now, with expired ones; each with the first of its reasons.
+    /// Reports nodes that would be disrupted now, with unhealthy and expired ones; each with the first of its reasons.
     pub fn report(
         &mut self,
         ctx: &Context,
@@ -36,7 +37,9 @@ impl ReportOnly {
         let mut found: BTreeMap<String, DisruptionReason> = BTreeMap::new();
         let (due, _) = expired(&ctx.cluster.read(), now);
         let expired = (DisruptionReason::Expired, due.iter().map(|claim| claim.name_any()).collect());
-        for (reason, claims) in [expired].into_iter().chain(chosen) {
+        let unhealthy = if ctx.settings.node_repair { repairs(&ctx.cluster.read(), now).due } else { Vec::new() };
+        let unhealthy = (DisruptionReason::Unhealthy, unhealthy.iter().map(|repair| repair.claim.name_any()).collect());
+        for (reason, claims) in [unhealthy, expired].into_iter().chain(chosen) {
             for claim in claims {
                 found.entry(claim).or_insert(reason);
             }
@@ -62,6 +65,7 @@ impl ReportOnly {
             let claims: Vec<&str> = found.keys().take(MAX_LOGGED).map(String::as_str).collect();
             tracing::info!(
                 nodes = found.len(),
+                unhealthy = of(DisruptionReason::Unhealthy),
                 expired = of(DisruptionReason::Expired),
                 empty = of(DisruptionReason::Empty),
                 drifted = of(DisruptionReason::Drifted),

@@ -4,18 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
-use serde_json::json;
 
 use crate::api::NodeClaim;
 use crate::clock;
 use crate::cloud::CloudError;
-use crate::controllers::context::{Context, ignore_not_found};
-use crate::controllers::deletion::delete_claim;
+use crate::controllers::context::Context;
+use crate::controllers::deletion::expel;
 use crate::controllers::disruption::mark::mark;
 use crate::decisions::interruption::health_response::{HealthAction, action, reason, with_claims};
 use crate::model::events;
 use crate::model::instance_health::{Unhealthy, UnhealthyTracker};
-use crate::model::labels;
 use crate::sync::heartbeat;
 
 /// How often the cloud is queried.
@@ -61,13 +59,8 @@ async fn act(ctx: &Context, claim: &NodeClaim, unhealthy: &Unhealthy, action: He
     match action {
         HealthAction::Mark(new) => mark(ctx, claim, new, None).await,
         HealthAction::Terminate { expire, delete } => {
-            if expire {
-                let annotations = json!({(labels::TERMINATION_TIMESTAMP): clock::now().rfc3339()});
-                let patch = json!({"metadata": {"annotations": annotations}});
-                ignore_not_found(ctx.patch_claim(&claim.name_any(), &patch).await)?;
-            }
+            expel(ctx, claim, reason, expire, delete).await?;
             if delete {
-                delete_claim(ctx, claim, reason).await?;
                 ctx.emit_for_claim(claim, events::TERMINATING_ON_INTERRUPTION.note(&note)).await;
             }
             Ok(())

@@ -72,18 +72,24 @@ pub async fn drain(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Drai
         );
     }
     let (refused, by_budget) = evict(ctx, node, pass.evict).await;
-    report_waiting(ctx, claim, report, by_budget).await;
+    report_waiting(ctx, claim, pods, report, by_budget).await;
     let deleted = delete(ctx, &name, pass.delete, pass.grace_period).await;
     let blocked = refused && deleted;
     Ok(if blocked { DrainProgress::Blocked { until: pass.next_deletion } } else { DrainProgress::InProgress })
 }
 
-/// Reports the pods that keep the node, or else how many evictions PodDisruptionBudgets refused: by an event and a condition.
-async fn report_waiting(ctx: &Context, claim: &NodeClaim, waiting: Option<String>, refused: usize) {
+/// Reports the pods that keep the node, or else how many evictions PodDisruptionBudgets refused: by an event and a condition, which says from the start that
+/// the node is draining.
+async fn report_waiting(ctx: &Context, claim: &NodeClaim, pods: usize, waiting: Option<String>, refused: usize) {
     let refusal = || format!("{refused} pods can't be evicted now without breaking their PodDisruptionBudget");
-    let Some(note) = waiting.or_else(|| (refused > 0).then(refusal)) else { return };
-    ctx.emit_for_claim_and_node(claim, events::FAILED_DRAINING.note(&note)).await;
-    let draining = |list: &mut Conditions<'_>| list.set_unknown(conditions::DRAINED, conditions::DRAINING, &note);
+    let note = waiting.or_else(|| (refused > 0).then(refusal));
+    if let Some(note) = &note {
+        ctx.emit_for_claim_and_node(claim, events::FAILED_DRAINING.note(note)).await;
+    } else if pods == 0 || claim.condition(conditions::DRAINED).is_some() {
+        return;
+    }
+    let note = note.as_deref().unwrap_or(conditions::DRAINING);
+    let draining = |list: &mut Conditions<'_>| list.set_unknown(conditions::DRAINED, conditions::DRAINING, note);
     if let Err(error) = write_condition(ctx, claim, draining).await {
         tracing::debug!(claim = claim.name_any(), %error, "failed to write the condition of a draining node");
     }
@@ -140,11 +146,19 @@ async fn delete(ctx: &Context, node: &str, pods: Vec<PodRef>, grace_period: Dura
             ..DeleteParams::default()
         };
         match api.delete(&pod.name, &params).await {
-            Err(error) if !is_not_found(&error) => {
+            Ok(_) => {
+                let note = format!(
+                    "deleted with a grace period of {seconds} s, because the time for the drain of node {node} ends: \
+                     PodDisruptionBudgets and {} do not hold it up",
+                    labels::DO_NOT_DISRUPT
+                );
+                ctx.emit(pod_reference(&pod.namespace, &pod.name, &pod.uid), events::DISRUPTED.note(&note)).await;
+            }
+            Err(error) if is_not_found(&error) => {}
+            Err(error) => {
                 tracing::warn!(node, pod = pod.name, %error, "failed to delete pod, retrying");
                 all = false;
             }
-            _ => {}
         }
     }
     all

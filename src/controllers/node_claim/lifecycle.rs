@@ -14,6 +14,7 @@ use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::deletion::{delete_claim_or_log, delete_node, request_deletion};
 use crate::controllers::enforcement::opening::{Opening, open};
+use crate::controllers::node_claim::detachment::report_volumes;
 use crate::controllers::node_claim::drain::{DrainProgress, drain};
 use crate::controllers::node_claim::drained::is_drained;
 use crate::controllers::node_claim::launch;
@@ -28,6 +29,7 @@ use crate::decisions::lifecycle::initialization::uninitialized_reason;
 use crate::decisions::lifecycle::next_step::{REGISTRATION_TIMEOUT, Step, is_overdue};
 use crate::decisions::lifecycle::queue::{DueStep, Queue, Requeue};
 use crate::decisions::staleness::Removal;
+use crate::decisions::termination::detachment::{Detachment, detachment};
 use crate::model::events;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
@@ -179,7 +181,16 @@ async fn carry_out(ctx: &Context, name: &str, step: &Step) -> Result<Requeue, St
             });
         }
         (Step::Terminate, Some(node)) if !is_drained(ctx, &claim, node).await? => {}
-        (Step::Terminate, node) => return terminate(ctx, &claim, node.as_deref()).await,
+        (Step::Terminate, Some(node)) => {
+            let volumes = detachment(&ctx.cluster.read(), &claim, &node.name_any(), clock::now());
+            let waits = matches!(volumes, Detachment::Wait(_)) && !is_instance_gone(ctx, &claim, node).await;
+            report_volumes(ctx, &claim, &volumes, waits).await;
+            if waits {
+                return Ok(Requeue::After(POLL_PERIOD));
+            }
+            return terminate(ctx, &claim, Some(node)).await;
+        }
+        (Step::Terminate, None) => return terminate(ctx, &claim, None).await,
         // The Node was deleted since the step was chosen: choose again.
         (_, _) => {}
     }

@@ -20,6 +20,14 @@ pub fn count_disrupted(ctx: &Context, claim: &NodeClaim, reason: DisruptionReaso
     ctx.metrics.claims_disrupted.with_label_values(&disrupted(claim, pool.as_deref(), reason)).inc();
 }
 
+/// Counts a claim whose Node had this unhealthy condition.
+pub fn count_unhealthy(ctx: &Context, claim: &NodeClaim, condition: &str) {
+    let image = claim.status.as_ref().and_then(|status| status.image_id.clone()).unwrap_or_default();
+    let pool_and_type = [labels::NODE_POOL, labels::CAPACITY_TYPE].map(|key| label(claim, key));
+    let [pool, capacity_type] = pool_and_type;
+    ctx.metrics.claims_unhealthy.with_label_values(&[snake_case(condition), pool, capacity_type, image]).inc();
+}
+
 /// Labels of a new claim: reason, pool, and whether its `minValues` were relaxed.
 fn created(claim: &NodeClaim) -> [String; 3] {
     let relaxed = claim.is_annotated(labels::MIN_VALUES_RELAXED);

@@ -1,6 +1,8 @@
 //! NodeClaims from creation to deletion: launch, registration, initialization, drift, expiration, drain, garbage collection.
 
 pub mod capacity_reservations;
+pub mod consistency;
+pub mod detachment;
 pub mod drain;
 pub mod drained;
 pub mod drift;
@@ -10,6 +12,7 @@ pub mod launch;
 pub mod lifecycle;
 pub mod metrics;
 pub mod registration;
+pub mod repair;
 pub mod step_error;
 pub mod tagging;
 pub mod termination;

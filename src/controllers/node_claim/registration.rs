@@ -6,10 +6,13 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 
+use crate::api::conditions::Conditions;
 use crate::api::{NodeClaim, conditions};
 use crate::clock;
 use crate::controllers::condition_writer::{ConditionWriter, write_condition};
 use crate::controllers::context::{Context, single_values};
+use crate::controllers::node_claim::consistency;
+use crate::decisions::lifecycle::consistency::shape_issues;
 use crate::model::events;
 use crate::model::labels;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
@@ -66,7 +69,12 @@ pub async fn register(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<(
 /// Labels the Node and sets the Initialized condition.
 pub async fn initialize(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<(), kube::Error> {
     ctx.patch_node(&node.name_any(), &json!({"metadata": {"labels": {(labels::INITIALIZED): "true"}}})).await?;
-    write_condition(ctx, claim, |list| list.set_true(conditions::INITIALIZED)).await?;
+    let issues = shape_issues(claim, node);
+    let initialized = |list: &mut Conditions<'_>| {
+        let changed = issues.is_empty() && consistency::set(list, &issues);
+        list.set_true(conditions::INITIALIZED) || changed
+    };
+    write_condition(ctx, claim, initialized).await?;
     tracing::info!(claim = claim.name_any(), node = node.name_any(), "initialized");
     Ok(())
 }

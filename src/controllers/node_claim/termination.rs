@@ -37,10 +37,11 @@ pub async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) ->
     let shutting_down = join_all(ids.iter().map(|id| ctx.cloud.terminate(id))).await;
     if shutting_down.iter().any(|result| matches!(result, Ok(true))) {
         // Budgets count the node until then. A failed write does not delay the termination.
-        let was_draining = claim.condition(conditions::DRAINED).is_some();
         let terminating = |list: &mut Conditions<'_>| {
-            let drained = was_draining && list.set_true(conditions::DRAINED);
-            list.set_true(conditions::INSTANCE_TERMINATING) || drained
+            let detached = list.get(conditions::VOLUMES_DETACHED).is_none_or(|condition| condition.status != "False");
+            let drained = node.is_some() && list.set_true(conditions::DRAINED);
+            let detached = node.is_some() && detached && list.set_true(conditions::VOLUMES_DETACHED);
+            list.set_true(conditions::INSTANCE_TERMINATING) || drained || detached
         };
         let written = write_condition(ctx, claim, terminating).await;
         if let Err(error) = written {

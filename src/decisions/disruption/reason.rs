@@ -21,6 +21,8 @@ pub enum DisruptionReason {
     SystemStatus,
     /// EC2 scheduled an event for the instance.
     EventStatus,
+    /// A condition of the Node has been unhealthy for too long.
+    Unhealthy,
     /// The claim is older than its `expireAfter`.
     Expired,
     /// The claim's instance no longer exists.
@@ -37,7 +39,7 @@ pub enum DisruptionReason {
 }
 
 impl DisruptionReason {
-    const ALL: [Self; 20] = [
+    const ALL: [Self; 21] = [
         Self::Empty,
         Self::Drifted,
         Self::Underutilized,
@@ -49,6 +51,7 @@ impl DisruptionReason {
         Self::InstanceStatus,
         Self::SystemStatus,
         Self::EventStatus,
+        Self::Unhealthy,
         Self::Expired,
         Self::GarbageCollected,
         Self::CapacityBlockExpiring,
@@ -87,6 +90,7 @@ impl DisruptionReason {
             Self::InstanceStatus => "instance_status",
             Self::SystemStatus => "system_status",
             Self::EventStatus => "event_status",
+            Self::Unhealthy => "unhealthy",
             Self::Expired => "expired",
             Self::GarbageCollected => "garbage_collected",
             Self::CapacityBlockExpiring => "capacity_block_expiring",

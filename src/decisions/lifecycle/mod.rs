@@ -1,6 +1,7 @@
 //! The life of a NodeClaim: its next step, initialization, drift, expiration, capacity reservations, garbage collection.
 
 pub mod capacity_reservations;
+pub mod consistency;
 pub mod drift;
 pub mod drift_hash;
 pub mod expiration;
@@ -9,4 +10,5 @@ pub mod initialization;
 pub mod instance_checks;
 pub mod launch_group;
 pub mod next_step;
+pub mod node_repair;
 pub mod queue;

@@ -2,6 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::model::instance_health::Category;
+use crate::model::labels;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{claim, launched, node};

@@ -28,9 +28,9 @@ fn world(annotations: &serde_json::Value, taint: &str) -> World {
 async fn drained(ctx: Arc<Context>) -> String {
     let (claim, node) = {
         let state = ctx.cluster.read();
-        (state.claims["c"].clone(), state.nodes.get("x").cloned())
+        (state.claims.get("c").cloned(), state.nodes.get("x").cloned())
     };
-    let Some(node) = node else { return "no node".into() };
+    let (Some(claim), Some(node)) = (claim, node) else { return "no claim or no node".into() };
     match drain(&ctx, &claim, &node).await {
         Ok(DrainProgress::InProgress) => "in progress".into(),
         Ok(DrainProgress::Closing) => "closing".into(),
@@ -74,26 +74,38 @@ async fn pods_are_evicted_under_every_failure() {
     undisturbed: in progress
       POST pods/n/a/eviction {"apiVersion":"policy/v1","deleteOptions":{"preconditions":{"uid":"uid-a"}},"kind":"Eviction","metadata":{"name":"a"}}
       POST pods/n/b/eviction {"apiVersion":"policy/v1","deleteOptions":{"preconditions":{"uid":"uid-b"}},"kind":"Eviction","metadata":{"name":"b"}}
+      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"1"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Registered"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Draining","reason":"Draining","status":"Unknown","type":"Drained"},{"lastTransitionTime":"TIME","message":"Registered=Unknown, Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}]}}
       event Normal Evicted on Pod/a: node x is being drained
       event Normal Evicted on Pod/b: node x is being drained
-      changes pods/n/a (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), pods/n/b (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
+      changes nodeclaims/c (status.conditions), pods/n/a (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), pods/n/b (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     again: in progress, no write, as undisturbed
     POST pods/n/a/eviction
       written by another: in progress; again: in progress, no write, as undisturbed
       409: in progress; again: in progress, 1 write, as undisturbed
       404: in progress; again: in progress, no write, differs: -pods/n/a
       422 | 429, Retry-After 2 s, once | 504: blocked; again: in progress, 1 write, as undisturbed
-      no answer: waits forever; again: in progress, 1 write, as undisturbed
+      no answer: waits forever; again: in progress, 2 writes, as undisturbed
       lost answer: blocked; again: in progress, no write, as undisturbed
-      crash before: stopped; again: in progress, 1 write, as undisturbed
-      crash after: stopped; again: in progress, no write, as undisturbed
+      crash before: stopped; again: in progress, 2 writes, as undisturbed
+      crash after: stopped; again: in progress, 1 write, as undisturbed
     POST pods/n/b/eviction
       written by another: in progress; again: in progress, no write, as undisturbed
       409: in progress; again: in progress, 1 write, as undisturbed
       404: in progress; again: in progress, no write, differs: -pods/n/b
       422 | 429, Retry-After 2 s, once | 504: blocked; again: in progress, 1 write, as undisturbed
-      no answer: waits forever; again: in progress, 1 write, as undisturbed
+      no answer: waits forever; again: in progress, 2 writes, as undisturbed
       lost answer: blocked; again: in progress, no write, as undisturbed
+      crash before: stopped; again: in progress, 2 writes, as undisturbed
+      crash after: stopped; again: in progress, 1 write, as undisturbed
+    PATCH nodeclaims/c/status
+      written by another: in progress, sent 2 times; again: in progress, no write, as undisturbed
+      409: in progress, sent 5 times; again: in progress, 1 write, as undisturbed
+      404: in progress; again: no claim or no node, no write, differs: -nodeclaims/c
+      422: in progress; again: in progress, 1 write, as undisturbed
+      429, Retry-After 2 s, once: in progress, sent 2 times in 2 s; again: in progress, no write, as undisturbed
+      504: in progress, sent 7 times; again: in progress, 1 write, as undisturbed
+      no answer: waits forever; again: in progress, 1 write, as undisturbed
+      lost answer: in progress; again: in progress, no write, as undisturbed
       crash before: stopped; again: in progress, 1 write, as undisturbed
       crash after: stopped; again: in progress, no write, as undisturbed
     "#);
@@ -105,10 +117,24 @@ async fn pods_are_deleted_after_the_deadline_under_every_failure() {
     let text = transcript(|| world(&over, labels::DISRUPTED_TAINT), drained).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: in progress
+      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"1"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Registered"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Draining","reason":"Draining","status":"Unknown","type":"Drained"},{"lastTransitionTime":"TIME","message":"Registered=Unknown, Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}]}}
       DELETE pods/n/a {"gracePeriodSeconds":1,"preconditions":{"uid":"uid-a"}}
       DELETE pods/n/b {"gracePeriodSeconds":1,"preconditions":{"uid":"uid-b"}}
-      changes pods/n/a (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), pods/n/b (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
+      event Warning Disrupted on Pod/a: deleted with a grace period of 1 s, because the time for the drain of node x ends: PodDisruptionBudgets and karpenter.sh/do-not-disrupt do not hold it up
+      event Warning Disrupted on Pod/b: deleted with a grace period of 1 s, because the time for the drain of node x ends: PodDisruptionBudgets and karpenter.sh/do-not-disrupt do not hold it up
+      changes nodeclaims/c (status.conditions), pods/n/a (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), pods/n/b (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     again: in progress, no write, as undisturbed
+    PATCH nodeclaims/c/status
+      written by another: in progress, sent 2 times; again: in progress, no write, as undisturbed
+      409: in progress, sent 5 times; again: in progress, 1 write, as undisturbed
+      404: in progress; again: no claim or no node, no write, differs: -nodeclaims/c
+      422: in progress; again: in progress, 1 write, as undisturbed
+      429, Retry-After 2 s, once: in progress, sent 2 times in 2 s; again: in progress, no write, as undisturbed
+      504: in progress, sent 7 times; again: in progress, 1 write, as undisturbed
+      no answer: waits forever; again: in progress, 3 writes, as undisturbed
+      lost answer: in progress; again: in progress, no write, as undisturbed
+      crash before: stopped; again: in progress, 3 writes, as undisturbed
+      crash after: stopped; again: in progress, 2 writes, as undisturbed
     DELETE pods/n/a
       written by another | lost answer: in progress; again: in progress, no write, as undisturbed
       409 | 422 | 429, Retry-After 2 s, once | 504: in progress; again: in progress, 1 write, as undisturbed

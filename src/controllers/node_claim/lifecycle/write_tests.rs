@@ -1,6 +1,7 @@
 use serde_json::Value;
 
 use super::*;
+use crate::api::conditions;
 use crate::model::pause::Pause;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
@@ -90,7 +91,7 @@ async fn a_node_is_brought_up_under_every_failure() {
       PATCH nodes/x {"metadata":{"labels":{"karpenter.sh/registered":"true"},"resourceVersion":"5"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"}]}}
       PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"6"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}],"nodeName":"x"}}
       PATCH nodes/x {"metadata":{"labels":{"karpenter.sh/initialized":"true"}}}
-      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"8"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"","reason":"Initialized","status":"True","type":"Initialized"},{"lastTransitionTime":"TIME","message":"","reason":"Ready","status":"True","type":"Ready"}]}}
+      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"8"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"","reason":"Initialized","status":"True","type":"Initialized"},{"lastTransitionTime":"TIME","message":"","reason":"ConsistentStateFound","status":"True","type":"ConsistentStateFound"},{"lastTransitionTime":"TIME","message":"","reason":"Ready","status":"True","type":"Ready"}]}}
       changes nodeclaims/c (metadata.annotations status.conditions status.nodeName), nodes/x (metadata.finalizers metadata.labels metadata.ownerReferences spec.taints)
     again: nothing due, no write, as undisturbed
     PATCH nodes/x
@@ -222,6 +223,58 @@ async fn b60_a_node_whose_instance_is_gone_is_not_drained() {
     }
 }
 
+/// A drained node whose instance has a volume of a pod that is gone.
+#[tokio::test]
+async fn an_instance_is_terminated_when_its_volumes_are_detached() {
+    for (case, annotations, is_ready, exists, is_terminated, status) in [
+        ("attached", json!({}), true, true, false, Some("Unknown")),
+        (
+            "the deadline is over",
+            json!({(labels::TERMINATION_TIMESTAMP): "2026-01-01T00:00:00Z"}),
+            true,
+            true,
+            true,
+            Some("False"),
+        ),
+        ("the instance is gone", json!({}), false, false, true, None),
+    ] {
+        let meta = json!({"deletionTimestamp": now(), "finalizers": [labels::TERMINATION_FINALIZER], "annotations": annotations});
+        let of_claim = json!({"metadata": meta, "status": launched("i-1", &["Launched", "Registered", "Initialized"])});
+        let taint = json!({"key": labels::DISRUPTED_TAINT, "effect": "NoSchedule"});
+        let ready = json!([{"type": "Ready", "status": if is_ready { "True" } else { "Unknown" }}]);
+        let of_node = json!({"metadata": meta, "spec": {"taints": [taint]}, "status": {"conditions": ready}});
+        let world = world(&of_claim, Some(&of_node));
+        if !exists {
+            lock(&world.cloud.instances).clear();
+        }
+        let ctx = world.context();
+        let source = json!({"persistentVolumeName": "pv-1"});
+        let spec = json!({"attacher": "ebs.csi.aws.com", "nodeName": "x", "source": source});
+        let attachment = serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": spec})).unwrap();
+        ctx.cluster.update(|state| state.attachments.apply(&attachment));
+        settle(Arc::clone(&ctx)).await;
+        let calls = world.cloud.calls();
+        assert_eq!(calls.iter().any(|call| call.starts_with("terminate")), is_terminated, "{case}: {calls:?}");
+        let claim = ctx.cluster.read().claims.get("c").cloned();
+        let condition = claim.as_ref().and_then(|claim| claim.condition(conditions::VOLUMES_DETACHED).cloned());
+        let found = condition.map(|condition| condition.status);
+        let events = world.api.events();
+        if is_terminated {
+            assert!(world.api.stored("nodeclaims/c").is_none(), "{case}");
+            let written =
+                world.api.writes().iter().any(|write| write.body.to_string().contains("TerminationGracePeriodElapsed"));
+            assert_eq!(written, status == Some("False"), "{case}");
+            continue;
+        }
+        assert_eq!(found.as_deref(), status, "{case}");
+        let note = "Normal AwaitingVolumeDetachment on NodeClaim/c: waits until its volumes are detached: pv-1";
+        assert!(events.iter().any(|event| event == note), "{events:?}");
+        ctx.cluster.update(|state| state.attachments.delete("a"));
+        settle(Arc::clone(&ctx)).await;
+        assert!(world.api.stored("nodeclaims/c").is_none(), "{case}");
+    }
+}
+
 /// From a deleted claim, whose node is empty, to nothing.
 #[tokio::test]
 async fn a_deleted_claim_is_torn_down_under_every_failure() {
@@ -235,7 +288,7 @@ async fn a_deleted_claim_is_torn_down_under_every_failure() {
       PATCH nodeclaims/c {"metadata":{"annotations":{"karpenter.sh/nodeclaim-termination-timestamp":"TIME"}}}
       DELETE nodes/x {"preconditions":{"uid":"uid-x"}}
       PATCH nodes/x {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"7"},"spec":{"taints":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
-      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"5"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"","reason":"Initialized","status":"True","type":"Initialized"},{"lastTransitionTime":"TIME","message":"","reason":"InstanceTerminating","status":"True","type":"InstanceTerminating"},{"lastTransitionTime":"TIME","message":"","reason":"Ready","status":"True","type":"Ready"}]}}
+      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"5"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"","reason":"Initialized","status":"True","type":"Initialized"},{"lastTransitionTime":"TIME","message":"","reason":"Drained","status":"True","type":"Drained"},{"lastTransitionTime":"TIME","message":"","reason":"VolumesDetached","status":"True","type":"VolumesDetached"},{"lastTransitionTime":"TIME","message":"","reason":"InstanceTerminating","status":"True","type":"InstanceTerminating"},{"lastTransitionTime":"TIME","message":"","reason":"Ready","status":"True","type":"Ready"}]}}
       PATCH nodes/x {"metadata":{"finalizers":[],"resourceVersion":"8"}}
       PATCH nodeclaims/c {"metadata":{"finalizers":[],"resourceVersion":"9"}}
       event Warning TerminationGracePeriodExpiring on NodeClaim/c: all its pods will be deleted by TIME
