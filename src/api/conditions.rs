@@ -12,6 +12,9 @@ pub const VALIDATION_SUCCEEDED: &str = "ValidationSucceeded";
 /// NodePool: its node class exists and is Ready.
 pub const NODE_CLASS_READY: &str = "NodeClassReady";
 
+/// NodePool: its nodes register. Ready does not depend on it.
+pub const NODE_REGISTRATION_HEALTHY: &str = "NodeRegistrationHealthy";
+
 /// NodeClaim: the instance is launched.
 pub const LAUNCHED: &str = "Launched";
 /// NodeClaim: the Node is registered.

@@ -22,6 +22,7 @@ use crate::decisions::demand::may_launch;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::last_decisions::{LastConsolidation, LastPlan};
 use crate::decisions::lifecycle::instance_checks::InstanceChecks;
+use crate::decisions::lifecycle::registration_health::RegistrationHealth;
 use crate::decisions::placement::closure::{ClosedNodes, any_source};
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::provisioning::purchase_backoff::PurchaseBackoff;
@@ -33,7 +34,9 @@ use crate::model::time::UnixMillis;
 use crate::planner::input::settings::Settings as PlanSettings;
 use crate::state::Cluster;
 use crate::state::instance_types::ReadyPool;
+use crate::state::object_ext::ObjectExt;
 use crate::state::watch_signs::Stale;
+use crate::sync::lock;
 use crate::telemetry::controllers::ControllerMetrics;
 
 /// Settings of the controllers.
@@ -87,6 +90,8 @@ pub struct Context {
     pub disrupting: tokio::sync::Mutex<()>,
     /// Claims whose disruption was given up: they are not chosen again for a while.
     pub abandoned: Mutex<BTreeMap<String, Duration>>,
+    /// Whether the nodes of each NodePool register.
+    pub registration_health: Mutex<RegistrationHealth>,
     recorder: EventRecorder,
     /// Claims with a Node that is not ready whose instance was looked up.
     pub instance_checks: Mutex<InstanceChecks>,
@@ -150,6 +155,7 @@ impl Context {
             plan_writes: PlanWrites::default(),
             disrupting: tokio::sync::Mutex::default(),
             abandoned: Mutex::default(),
+            registration_health: Mutex::default(),
             recorder,
             instance_checks,
         }
@@ -214,6 +220,15 @@ impl Context {
     /// The name of the Node of a NodeClaim, for the log.
     pub fn node_name_of(&self, claim: &NodeClaim) -> Option<String> {
         self.cluster.read().node_of(claim).map(|node| node.name_any())
+    }
+
+    /// Records that the node of a claim registered, or that the claim was abandoned before.
+    pub fn record_registration(&self, claim: &NodeClaim, registered: bool) {
+        let state = self.cluster.read();
+        let Some(pool) = claim.node_pool().and_then(|pool| state.pools.get(pool)) else { return };
+        let class = state.classes.get(&pool.spec.template.spec.node_class_ref.name);
+        let class = class.and_then(|class| class.metadata.generation);
+        lock(&self.registration_health).record(pool, class, claim, registered);
     }
 
     /// Emits an event about every EC2NodeClass.

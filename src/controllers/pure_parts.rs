@@ -16,6 +16,7 @@ use crate::decisions::disruption::{departure, emptiness};
 use crate::decisions::lifecycle::drift::{DesiredState, check, comparable, live_claims};
 use crate::decisions::lifecycle::expiration::expired;
 use crate::decisions::lifecycle::queue::Queue;
+use crate::decisions::lifecycle::registration_health::RegistrationHealth;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::placement::nominations::Nominations;
 use crate::decisions::placement::planned_taint::PlannedTaints;
@@ -107,7 +108,7 @@ impl PureParts {
             "NodePool status" => {
                 let types = InstanceTypes::new(pools);
                 for pool in state.pools.values() {
-                    black_box(desired_status(state, &types, pool, now));
+                    black_box(desired_status(state, &types, pool, &RegistrationHealth::default(), now));
                 }
                 state.pools.len()
             }

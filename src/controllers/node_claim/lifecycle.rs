@@ -258,7 +258,11 @@ async fn abandon(ctx: &Context, name: &str, reason: DisruptionReason, why: &str)
     tracing::warn!(claim = name, reason = reason.as_str(), why, "abandoning node claim");
     let note = format!("{}: {why}", reason.as_str());
     ctx.emit_for_claim(&claim, events::DISRUPTED.note(&note)).await;
-    delete_claim_or_log(ctx, &claim, reason).await;
+    if delete_claim_or_log(ctx, &claim, reason).await
+        && matches!(reason, DisruptionReason::LaunchTimeout | DisruptionReason::RegistrationTimeout)
+    {
+        ctx.record_registration(&claim, false);
+    }
 }
 
 #[cfg(test)]

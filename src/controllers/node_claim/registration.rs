@@ -62,6 +62,7 @@ pub async fn register(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<(
         Some(json!({"nodeName": node.name_any(), "conditions": writer.finish()}))
     };
     ctx.update_claim_status(claim, status).await?;
+    ctx.record_registration(claim, true);
     ctx.metrics.nodes_registered.inc();
     Ok(())
 }

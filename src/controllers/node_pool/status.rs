@@ -8,13 +8,14 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use crate::api::conditions;
-use crate::api::conditions::{NODE_CLASS_READY, VALIDATION_SUCCEEDED};
+use crate::api::conditions::{NODE_CLASS_READY, NODE_REGISTRATION_HEALTHY, VALIDATION_SUCCEEDED};
 use crate::api::{NodeClaim, NodePool, validation};
 use crate::clock;
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, ignore_not_found, reference};
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::lifecycle::drift_hash::DriftHash;
+use crate::decisions::lifecycle::registration_health::RegistrationHealth;
 use crate::model::events;
 use crate::model::events::DeclaredEvent;
 use crate::model::resources::Resources;
@@ -23,6 +24,7 @@ use crate::state::ClusterState;
 use crate::state::claim_index::Usage;
 use crate::state::instance_types::InstanceTypes;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
+use crate::sync::lock;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(500), resync: Duration::from_secs(5) };
 
@@ -33,7 +35,10 @@ pub async fn run(ctx: Arc<Context>) {
         let types = InstanceTypes::new(&ctx.ready_pools());
         let all: Vec<(Arc<NodePool>, DesiredStatus)> = {
             let (state, now) = (ctx.cluster.read(), clock::now());
-            state.pools.values().map(|pool| (Arc::clone(pool), desired_status(&state, &types, pool, now))).collect()
+            let mut health = lock(&ctx.registration_health);
+            health.retain(state.pools.values().map(|pool| &**pool));
+            let desired = |pool| desired_status(&state, &types, pool, &health, now);
+            state.pools.values().map(|pool| (Arc::clone(pool), desired(pool))).collect()
         };
         for (pool, desired) in all {
             if let Err(error) = ignore_not_found(reconcile(&ctx, &pool, &desired).await) {
@@ -145,7 +150,13 @@ fn registered(state: &ClusterState, types: &InstanceTypes, pool: &str) -> (Resou
     (used, nodes)
 }
 
-pub fn desired_status(state: &ClusterState, types: &InstanceTypes, pool: &NodePool, now: UnixMillis) -> DesiredStatus {
+pub fn desired_status(
+    state: &ClusterState,
+    types: &InstanceTypes,
+    pool: &NodePool,
+    health: &RegistrationHealth,
+    now: UnixMillis,
+) -> DesiredStatus {
     let name = pool.name_any();
     let mut writer = ConditionWriter::for_pool(pool, now);
     let mut conditions = writer.edit();
@@ -162,6 +173,12 @@ pub fn desired_status(state: &ClusterState, types: &InstanceTypes, pool: &NodePo
             }
         }
     }
+    let class = state.classes.get(&pool.spec.template.spec.node_class_ref.name);
+    let generation = class.and_then(|class| class.metadata.generation);
+    if class.is_some() {
+        let (status, reason, message) = health.of(pool, generation);
+        conditions.set(NODE_REGISTRATION_HEALTHY, status, &reason, &message);
+    }
     let (used, nodes) = registered(state, types, &name);
     let mut resources = json!({"cpu": "0", "memory": "0", "pods": "0", "ephemeral-storage": "0"});
     for (key, value) in used.to_map() {
@@ -172,6 +189,9 @@ pub fn desired_status(state: &ClusterState, types: &InstanceTypes, pool: &NodePo
     out["conditions"] = json!(writer.finish());
     out["resources"] = resources;
     out["nodes"] = json!(nodes);
+    if let Some(generation) = generation {
+        out["nodeClassObservedGeneration"] = json!(generation);
+    }
     DesiredStatus { status: out, failed }
 }
 
@@ -203,8 +223,14 @@ mod tests {
 
     #[test]
     fn a_pool_without_its_class_names_the_missing_class() {
-        let status =
-            desired_status(&ClusterState::default(), &InstanceTypes::default(), &pool(json!([])), at(1)).status;
+        let status = desired_status(
+            &ClusterState::default(),
+            &InstanceTypes::default(),
+            &pool(json!([])),
+            &RegistrationHealth::default(),
+            at(1),
+        )
+        .status;
         let (class, message) = condition(&status, "NodeClassReady");
         assert_eq!(class, "False");
         assert!(message.contains("EC2NodeClass default does not exist"), "{message}");
@@ -216,8 +242,14 @@ mod tests {
         let requirements = json!([
             {"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]},
             {"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]}]);
-        let status =
-            desired_status(&ClusterState::default(), &InstanceTypes::default(), &pool(requirements), at(1)).status;
+        let status = desired_status(
+            &ClusterState::default(),
+            &InstanceTypes::default(),
+            &pool(requirements),
+            &RegistrationHealth::default(),
+            at(1),
+        )
+        .status;
         let (valid, message) = condition(&status, "ValidationSucceeded");
         assert_eq!(valid, "False");
         assert!(message.contains("kubernetes.io/arch"), "{message}");
@@ -226,9 +258,23 @@ mod tests {
     #[test]
     fn an_up_to_date_status_is_not_written_again() {
         let mut pool = pool(json!([]));
-        let first = desired_status(&ClusterState::default(), &InstanceTypes::default(), &pool, at(1)).status;
+        let first = desired_status(
+            &ClusterState::default(),
+            &InstanceTypes::default(),
+            &pool,
+            &RegistrationHealth::default(),
+            at(1),
+        )
+        .status;
         pool.status = Some(serde_json::from_value(first.clone()).unwrap());
-        let second = desired_status(&ClusterState::default(), &InstanceTypes::default(), &pool, at(2)).status;
+        let second = desired_status(
+            &ClusterState::default(),
+            &InstanceTypes::default(),
+            &pool,
+            &RegistrationHealth::default(),
+            at(2),
+        )
+        .status;
         assert_eq!(json!(pool.status), second);
     }
 }

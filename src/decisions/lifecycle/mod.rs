@@ -12,3 +12,4 @@ pub mod launch_group;
 pub mod next_step;
 pub mod node_repair;
 pub mod queue;
+pub mod registration_health;

@@ -23,7 +23,7 @@ async fn reconciled(ctx: Arc<Context>) -> String {
     let (pool, desired) = {
         let state = ctx.cluster.read();
         let Some(pool) = state.pools.get("p").cloned() else { return "no pool".into() };
-        let desired = desired_status(&state, &types, &pool, clock::now());
+        let desired = desired_status(&state, &types, &pool, &lock(&ctx.registration_health), clock::now());
         (pool, desired)
     };
     outcome(reconcile(&ctx, &pool, &desired).await)
@@ -36,7 +36,7 @@ async fn a_pool_gets_hash_and_status_after_its_claims_under_every_failure() {
     undisturbed: ok
       PATCH nodeclaims/c {"metadata":{"annotations":{"karpenter.sh/nodepool-hash":"6821555240594823858","karpenter.sh/nodepool-hash-version":"v3"}}}
       PATCH nodepools/p {"metadata":{"annotations":{"karpenter.sh/nodepool-hash":"6821555240594823858","karpenter.sh/nodepool-hash-version":"v3"}}}
-      PATCH nodepools/p/status {"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"ValidationSucceeded","status":"True","type":"ValidationSucceeded"},{"lastTransitionTime":"TIME","message":"EC2NodeClass default has not been checked yet","reason":"NodeClassReadinessUnknown","status":"False","type":"NodeClassReady"},{"lastTransitionTime":"TIME","message":"NodeClassReady=False","reason":"UnhealthyDependents","status":"False","type":"Ready"}],"nodes":0,"resources":{"cpu":"0","ephemeral-storage":"0","memory":"0","nodes":"0","pods":"0"}}}
+      PATCH nodepools/p/status {"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"ValidationSucceeded","status":"True","type":"ValidationSucceeded"},{"lastTransitionTime":"TIME","message":"EC2NodeClass default has not been checked yet","reason":"NodeClassReadinessUnknown","status":"False","type":"NodeClassReady"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"NodeRegistrationHealthy"},{"lastTransitionTime":"TIME","message":"NodeClassReady=False","reason":"UnhealthyDependents","status":"False","type":"Ready"}],"nodes":0,"resources":{"cpu":"0","ephemeral-storage":"0","memory":"0","nodes":"0","pods":"0"}}}
       event Warning NodeClassReadinessUnknown on NodePool/p: NodeClassReady: EC2NodeClass default has not been checked yet
       changes nodeclaims/c (metadata.annotations), nodepools/p (metadata.annotations status)
     again: ok, no write, as undisturbed
