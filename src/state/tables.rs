@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{LimitRange, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service};
-use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
+use k8s_openapi::api::core::v1::{LimitRange, Namespace, Node, Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 
@@ -16,8 +15,7 @@ use crate::model::time::UnixMillis;
 use crate::planner::input::default_spread::{DefaultSpread, Services};
 use crate::planner::input::intern::Interner;
 use crate::planner::input::pod::Labels;
-use crate::planner::input::volumes::objects;
-use crate::planner::input::volumes::objects::{Claim, Volume, Volumes};
+use crate::planner::input::volumes::objects::Volumes;
 use crate::state::attachments::Attachments;
 use crate::state::change_log::ChangeLog;
 use crate::state::claim_index::ClaimIndex;
@@ -522,37 +520,6 @@ impl ClusterState {
         if self.namespaces.get(&namespace.name_any()) != Some(namespace.labels()) {
             Arc::make_mut(&mut self.namespaces).insert(namespace.name_any(), namespace.labels().clone());
         }
-    }
-
-    /// Applies a PersistentVolumeClaim.
-    pub fn apply_volume_claim(&mut self, claim: &PersistentVolumeClaim) {
-        let key = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
-        Arc::make_mut(&mut self.volumes).claims.insert(key, Claim::new(claim));
-    }
-
-    /// Applies a PersistentVolume. An invalid one is left out, and so are the pods bound to it.
-    pub fn apply_volume(&mut self, volume: &PersistentVolume) {
-        let name = volume.name_any();
-        let volumes = &mut Arc::make_mut(&mut self.volumes).volumes;
-        match Volume::new(volume) {
-            Ok(volume) => {
-                volumes.insert(name, volume);
-            }
-            Err(error) => {
-                tracing::warn!(volume = name, %error, "invalid volume left out");
-                volumes.remove(&name);
-            }
-        }
-    }
-
-    /// Applies a StorageClass.
-    pub fn apply_storage_class(&mut self, class: &StorageClass) {
-        Arc::make_mut(&mut self.volumes).classes.insert(class.name_any(), objects::StorageClass::new(class));
-    }
-
-    /// Applies the attach limits of a node's CSI drivers.
-    pub fn apply_csi_node(&mut self, node: &CSINode) {
-        Arc::make_mut(&mut self.volumes).limits.insert(node.name_any(), objects::attach_limits(node));
     }
 
     /// Applies a Service.

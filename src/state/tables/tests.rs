@@ -1,3 +1,5 @@
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+
 use super::*;
 use crate::test_support::history::{self, History};
 use crate::test_support::objects;
