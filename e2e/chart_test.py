@@ -299,7 +299,7 @@ class TestOffline:
             ({"settings.nodePenalty": "much"}, ["/settings/nodePenalty", "much"]),
             ({"settings.familyWeights.m7g": 0}, ["/settings/familyWeights/m7g", "1"]),
             ({"settings.spotPlacementScoreThreshold": 11}, ["/settings/spotPlacementScoreThreshold", "10"]),
-            ({"settings.featureGates.nodeRepair": True}, ["/settings/featureGates/nodeRepair", "false"]),
+            ({"settings.featureGates.nodeOverlay": True}, ["/settings/featureGates/nodeOverlay", "false"]),
             ({"settings.interruptionQueue": "https://sqs.us-east-1.amazonaws.com/1/queue"}, ["/settings/interruptionQueue"]),
             ({"settings.clusterEndpoint": "api.example.com"}, ["/settings/clusterEndpoint"]),
             ({"settings.vmMemoryOverheadPercent": 7.5}, ["/settings/vmMemoryOverheadPercent", "1"]),
