@@ -68,10 +68,11 @@ impl Replacement {
         next.map_or(PACE.resync, |at| at.saturating_since(now).min(PACE.resync))
     }
 
-    /// Begins to replace drifted nodes of static NodePools, and reports those that can't be replaced. Returns the nodes that are due.
-    async fn replace_replicas(&mut self, ctx: &Context, is_report: bool, now: UnixMillis) -> Vec<String> {
+    /// Begins to replace drifted nodes of static NodePools, and reports those that can't be replaced. Returns the nodes that are due, and
+    /// how many replacements began.
+    async fn replace_replicas(&mut self, ctx: &Context, is_report: bool, now: UnixMillis) -> (Vec<String>, usize) {
         if !ctx.settings.static_capacity {
-            return Vec::new();
+            return (Vec::new(), 0);
         }
         let backed_off = self.drift.backed_off(now);
         let found = {
@@ -79,10 +80,9 @@ impl Replacement {
             replaceable(&state, &ctx.derived.holds(&state, now), &backed_off, now)
         };
         report_blocked(ctx, &self.queue, &found.blocked);
-        if !is_report && !found.due.is_empty() {
-            static_pools::drift::begin(ctx, &backed_off).await;
-        }
-        found.due
+        let begins = !is_report && !found.due.is_empty();
+        let begun = if begins { static_pools::drift::begin(ctx, &backed_off).await } else { 0 };
+        (found.due, begun)
     }
 
     /// Returns the number of nodes whose disruption began.
@@ -102,11 +102,11 @@ impl Replacement {
         }
         let pools = Arc::new(ctx.ready_pools());
         let mut drifted = drift_replacement::choose(&mut self.drift, ctx, &pools, &self.queue).await;
-        let replicas = self.replace_replicas(ctx, pause.report, now).await;
+        let (replicas, begun) = self.replace_replicas(ctx, pause.report, now).await;
         let replaced = if pause.report {
             0
         } else {
-            begin(ctx, &pools, std::mem::take(&mut drifted), DisruptionReason::Drifted).await
+            begun + begin(ctx, &pools, std::mem::take(&mut drifted), DisruptionReason::Drifted).await
         };
         consolidation::report_budgets(ctx, &self.queue, now);
         let (memory, reports) = (&mut self.consolidation, &mut self.reports);

@@ -136,7 +136,7 @@ async fn evict(ctx: &Context, node: &Node, pods: Vec<PodRef>) -> (bool, usize) {
 
 /// Deletes pods with this grace period. Returns whether all of them are deleted.
 async fn delete(ctx: &Context, node: &str, pods: Vec<PodRef>, grace_period: Duration) -> bool {
-    let mut all = true;
+    let (mut all, mut deleted) = (true, Vec::new());
     let seconds = grace_period.as_secs();
     for pod in pods {
         let api: Api<Pod> = Api::namespaced(ctx.evictions.clone(), &pod.namespace);
@@ -146,20 +146,22 @@ async fn delete(ctx: &Context, node: &str, pods: Vec<PodRef>, grace_period: Dura
             ..DeleteParams::default()
         };
         match api.delete(&pod.name, &params).await {
-            Ok(_) => {
-                let note = format!(
-                    "deleted with a grace period of {seconds} s, because the time for the drain of node {node} ends: \
-                     PodDisruptionBudgets and {} do not hold it up",
-                    labels::DO_NOT_DISRUPT
-                );
-                ctx.emit(pod_reference(&pod.namespace, &pod.name, &pod.uid), events::DISRUPTED.note(&note)).await;
-            }
+            Ok(_) => deleted.push(pod),
             Err(error) if is_not_found(&error) => {}
             Err(error) => {
                 tracing::warn!(node, pod = pod.name, %error, "failed to delete pod, retrying");
                 all = false;
             }
         }
+    }
+    // The events last: they must not delay a deletion.
+    let note = format!(
+        "deleted with a grace period of {seconds} s, because the time for the drain of node {node} ends: \
+         PodDisruptionBudgets and {} do not hold it up",
+        labels::DO_NOT_DISRUPT
+    );
+    for pod in deleted {
+        ctx.emit(pod_reference(&pod.namespace, &pod.name, &pod.uid), events::DISRUPTED.note(&note)).await;
     }
     all
 }

@@ -51,21 +51,27 @@ async fn pass(ctx: &Context) -> (bool, Option<Duration>) {
     if ctx.pause() != Pause::default() || (!found.due.is_empty() && ctx.is_stale(Removal::Repair)) {
         return (has_due, next);
     }
-    for (claim, why) in found.blocked.iter().take(MAX_REPORTED) {
-        let note = format!("unhealthy, but not repaired: {why}");
-        ctx.emit_for_claim_and_node(claim, events::NODE_REPAIR_BLOCKED.note(&note)).await;
-    }
     // A drain that is under way needs no share of the cap.
     let (deleting, mut others): (Vec<Repair>, Vec<Repair>) =
         found.due.drain(..).partition(|repair| repair.claim.is_deleting());
     others.truncate(ctx.admit(Capped::Disruption, others.len()).await);
+    let mut notes = Vec::new();
     for repair in deleting.into_iter().chain(others) {
-        act(ctx, &repair).await;
+        notes.extend(act(ctx, &repair).await.map(|note| (repair.claim, note)));
+    }
+    // The events last: they must not delay a repair.
+    for (claim, note) in notes {
+        ctx.emit_for_claim_and_node(&claim, events::NODE_UNHEALTHY.note(&note)).await;
+    }
+    for (claim, why) in found.blocked.iter().take(MAX_REPORTED) {
+        let note = format!("unhealthy, but not repaired: {why}");
+        ctx.emit_for_claim_and_node(claim, events::NODE_REPAIR_BLOCKED.note(&note)).await;
     }
     (has_due, next)
 }
 
-async fn act(ctx: &Context, repair: &Repair) {
+/// Removes a node. Returns the note of the event about it; `None` if it failed.
+async fn act(ctx: &Context, repair: &Repair) -> Option<String> {
     let Repair { claim, condition, since, expire } = repair;
     let (name, node) = (claim.name_any(), ctx.node_name_of(claim));
     let since = since.rfc3339();
@@ -73,14 +79,12 @@ async fn act(ctx: &Context, repair: &Repair) {
     let is_deleting = claim.is_deleting();
     if let Err(error) = expel(ctx, claim, DisruptionReason::Unhealthy, *expire, !is_deleting).await {
         tracing::warn!(claim = name, %error, "failed to repair unhealthy node, retrying");
-        return;
+        return None;
     }
     if !is_deleting {
         metrics::count_unhealthy(ctx, claim, condition);
     }
-    let note =
-        format!("condition {condition} is unhealthy since {since}: the node is removed without waiting for its pods");
-    ctx.emit_for_claim_and_node(claim, events::NODE_UNHEALTHY.note(&note)).await;
+    Some(format!("condition {condition} is unhealthy since {since}: the node is removed without waiting for its pods"))
 }
 
 #[cfg(test)]

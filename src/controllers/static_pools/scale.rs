@@ -44,14 +44,14 @@ pub(super) async fn pass(ctx: &Context, backoff: &mut LaunchBackoff) {
         changes(&state)
     };
     for (pool, change) in changes {
-        if change.over_limit > 0 {
-            report_limit(ctx, &pool, change).await;
-        }
         if change.create > 0 {
             grow(ctx, backoff, &pool, change.create).await;
         }
         if change.remove > 0 {
             shrink(ctx, backoff, &pool).await;
+        }
+        if change.over_limit > 0 {
+            report_limit(ctx, &pool, change).await;
         }
     }
 }

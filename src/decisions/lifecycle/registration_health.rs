@@ -13,7 +13,7 @@ const RESULTS: usize = 4;
 /// Failures among them that make a NodePool unhealthy.
 const FAILURES: usize = 2;
 
-/// What the results belong to: a change of the NodePool or of its node class begins anew.
+/// What the results belong to: after a change of the NodePool or of its node class there are none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Generations {
     pool: Option<i64>,
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn b57_a_new_process_starts_with_the_condition_and_a_change_begins_anew() {
+    fn b57_a_new_process_starts_with_the_condition_and_a_change_resets_it() {
         let claim = claim("True", "uid-p");
         for (known, class, before, registered, after) in [
             ("False", 3, Status::False, true, Status::False),

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::model::labels;
-use crate::test_support::failures::{World, outcome, transcript};
+use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::objects::{claim, launched, node, pod};
@@ -109,6 +109,16 @@ async fn pods_are_evicted_under_every_failure() {
       crash before: stopped; again: in progress, 1 write, as undisturbed
       crash after: stopped; again: in progress, no write, as undisturbed
     "#);
+}
+
+#[tokio::test]
+async fn an_event_without_an_answer_delays_no_forced_deletion() {
+    let world = world(&json!({(labels::TERMINATION_TIMESTAMP): "2026-01-01T00:00:10Z"}), labels::DISRUPTED_TAINT);
+    world.api.inject(Fault::NoAnswer, usize::MAX, |request| request.key.resource == "events");
+    let ctx = world.context();
+    first_turn(async { drop(drained(ctx).await) }).await;
+    let lines = world.api.lines();
+    assert_eq!(lines.iter().filter(|line| line.starts_with("DELETE pods/")).count(), 2, "{lines:?}");
 }
 
 #[tokio::test]

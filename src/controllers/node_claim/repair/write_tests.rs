@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::model::labels;
 use crate::test_support::failures::{World, first_turn, transcript};
-use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::objects::{claim, launched, node, node_pool};
 
 /// Nodes of the NodePool `p`; the first ones are not ready for a long time.
@@ -63,6 +63,15 @@ async fn an_unhealthy_node_is_removed_under_every_failure() {
       crash before: stopped; again: done, 1 write, as undisturbed
       crash after: stopped; again: done, no write, as undisturbed
     "#);
+}
+
+#[tokio::test]
+async fn an_event_without_an_answer_delays_no_repair() {
+    let world = world(10, 2);
+    world.api.inject(Fault::NoAnswer, usize::MAX, |request| request.key.resource == "events");
+    first_turn(run(world.context())).await;
+    let deleted = world.api.lines().iter().filter(|line| line.starts_with("DELETE nodeclaims/")).count();
+    assert_eq!(deleted, 2, "{:?}", world.api.lines());
 }
 
 #[tokio::test]
