@@ -2,6 +2,7 @@
 expire, also when the process is killed meanwhile.
 """
 
+import collections
 import time
 
 import kube
@@ -12,6 +13,10 @@ from kube import INSTANCE_TYPE, is_true, key
 POOL, SPACE = "static", "static"
 LIMIT, REPLICAS = 5, 3
 WAVE = "wave"
+AGING = "aging"
+LIFETIME = "110s"
+
+Counts = collections.namedtuple("Counts", "up leaving existing")
 
 
 def static_pool():
@@ -19,9 +24,16 @@ def static_pool():
     return pool | {"spec": pool["spec"] | {"replicas": REPLICAS, "limits": {"nodes": str(LIMIT)}}}
 
 
-def ready(service):
+def ready(service, pool=POOL):
     """NodeClaims whose node is initialized and not about to leave."""
-    return [claim for claim in service.claims(POOL) if is_true(claim, "Initialized") and not kube.being_disrupted(claim)]
+    return [claim for claim in service.claims(pool) if is_true(claim, "Initialized") and not kube.being_disrupted(claim)]
+
+
+def counts(service, pool):
+    """NodeClaims of a NodePool: whose pods run, that count against its budget, and all of them."""
+    claims = service.claims(pool)
+    waits = [claim for claim in claims if kube.being_disrupted(claim) and not kube.terminating(claim)]
+    return Counts(len(ready(service, pool)) + len(waits), sum(kube.uses_up_budget(claim) for claim in claims), len(claims))
 
 
 def settled(service, replicas):
@@ -79,13 +91,12 @@ class TestStaticPools:
 
     def test_3_drifted_nodes_are_replaced_one_for_one_within_the_limit(self, service):
         before = set(service.names(POOL))
-        counts = lambda: (len(ready(service)) + sum(kube.being_disrupted(claim) and not claim["metadata"].get("deletionTimestamp") for claim in service.claims(POOL)), len(service.claims(POOL)))
-        with service.mirror.sampling(counts) as samples:
+        with service.mirror.sampling(lambda: counts(service, POOL)) as samples:
             set_wave(service, "2")
             service.wait(lambda: replaced(service, "2"), 120, "every node replaced", lambda: str(service.drift_reasons(POOL)))
         assert not before & set(service.names(POOL))
-        assert min(up for up, _ in samples) >= REPLICAS, "a node left before its replacement was ready"
-        assert max(existing for _, existing in samples) <= LIMIT
+        assert min(sample.up for sample in samples) >= REPLICAS, "a node left before its replacement was ready"
+        assert max(sample.existing for sample in samples) <= LIMIT
         service.wait_bound(SPACE, 2, 30)
         service.assert_nothing_leaked()
 
@@ -106,14 +117,29 @@ class TestStaticPools:
         service.wait_bound(SPACE, 2, 30)
         service.assert_nothing_leaked()
 
-    def test_5_expired_nodes_are_replaced(self, service):
+    def test_5_nodes_that_expire_together_are_replaced_before_within_budget_and_limit(self, service):
+        """Also those of a dynamic NodePool: in the last tenth of the lifetime."""
         before = set(service.names(POOL))
-        service.api.patch("NodePool", POOL, {"spec": {"template": {"spec": {"expireAfter": "20s"}}}})
-        service.wait(lambda: replaced(service, "4") and not before & set(service.names(POOL)), 120, "every node replaced")
-        first = set(service.names(POOL))
-        service.wait(lambda: not first & set(service.names(POOL)), 90, "every node expired")
-        service.api.patch("NodePool", POOL, {"spec": {"template": {"spec": {"expireAfter": "Never"}}}})
-        service.api.delete("NodePool", POOL)
-        service.wait(lambda: not service.claims(POOL), 90, "no node of a deleted NodePool")
+        aging = workloads.node_pool(AGING, consolidate_after="Never", budget="1", extra=[workloads.requirement(INSTANCE_TYPE, services.TYPE)])
+        aging["spec"]["template"]["spec"]["expireAfter"] = LIFETIME
+        pinned = {"nodeSelector": {"karpenter.sh/nodepool": AGING}, **workloads.host_alone("aging")}
+        service.plane.apply(workloads.namespace(AGING), aging, workloads.workload(AGING, "aging", 2, 500, 512, **pinned))
+        service.api.patch("NodePool", POOL, {"spec": {"template": {"spec": {"expireAfter": LIFETIME}}}})
+        service.wait(lambda: replaced(service, "4") and not before & set(service.names(POOL)), 60, "every static node with the new lifetime")
+        service.wait_bound(AGING, 2, 60)
+        first = {pool: set(service.names(pool)) for pool in (POOL, AGING)}
+        with service.mirror.sampling(lambda: {pool: counts(service, pool) for pool in first}) as samples:
+            service.wait(lambda: not any(names & set(service.names(pool)) for pool, names in first.items()), 130, "every node replaced", lambda: str(first))
+        for pool, least, most in ((POOL, REPLICAS, LIMIT), (AGING, 2, 4)):
+            assert min(sample[pool].up for sample in samples) >= least, f"a node of {pool} left before its replacement was ready"
+            assert max(sample[pool].existing for sample in samples) <= most, pool
+            reasons = [event["note"] for name in first[pool] for event in service.plane.events(name, "DisruptionTerminating")]
+            assert sum("Expired" in note for note in reasons) >= len(first[pool]), reasons
+        assert max(sample[AGING].leaving for sample in samples) == 1, "beyond the budget"
+        service.wait_bound(AGING, 2, 30)
+        service.assert_nothing_leaked()
+        for pool in first:
+            service.api.delete("NodePool", pool)
+        service.wait(lambda: not any(service.claims(pool) for pool in first), 90, "no node of a deleted NodePool")
         service.assert_nothing_leaked()
         service.assert_no_errors()

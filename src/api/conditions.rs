@@ -40,7 +40,7 @@ pub const INSTANCE_TERMINATING: &str = "InstanceTerminating";
 pub const DRIFTED: &str = "Drifted";
 /// NodeClaim: its node has been quiet for `consolidateAfter`.
 pub const CONSOLIDATABLE: &str = "Consolidatable";
-/// NodeClaim: its node is being disrupted; the reason is Underutilized, Empty or Drifted.
+/// NodeClaim: its node is being disrupted; the reason is Underutilized, Empty, Drifted or Expired.
 pub const DISRUPTION_REASON: &str = "DisruptionReason";
 
 /// Dependents of Ready of a NodePool.

@@ -53,8 +53,8 @@ pub struct AwsArgs {
     /// EC2: feature gates of the AWS provider, such as NodeClassCEL=true (CEL expressions in kubelet configurations); unknown gates are ignored.
     #[arg(long, env = "AWS_FEATURE_GATES", default_value = "NodeClassCEL=false")]
     pub aws_feature_gates: String,
-    /// Feature gates of Karpenter core; only NodeRepair, ReservedCapacity (EC2) and StaticCapacity have an effect.
-    #[arg(long, env = "FEATURE_GATES", default_value = "NodeRepair=true,ReservedCapacity=true,StaticCapacity=true")]
+    /// Feature gates of Karpenter core: NodeRepair, ReservedCapacity (EC2) and StaticCapacity; those of features that Stowage does not have can't be enabled.
+    #[arg(long, env = "FEATURE_GATES", default_value = "NodeRepair=true,ReservedCapacity=true,StaticCapacity=true", value_parser = parse_core_gates)]
     pub feature_gates: String,
 }
 
@@ -101,10 +101,45 @@ impl AwsArgs {
         gate(&self.feature_gates, "StaticCapacity").unwrap_or(true)
     }
 
+    /// Gates of Karpenter core in the list that Stowage does not know. They have no effect.
+    pub fn unknown_gates(&self) -> Vec<&str> {
+        let known = |name: &&str| GATES.contains(name) || MISSING_GATES.contains(name);
+        entries(&self.feature_gates).map(|entry| gate_name(entry)).filter(|name| !known(name)).collect()
+    }
+
     /// The feature gate NodeClassCEL: CEL expressions in kubelet configurations, off by default.
     pub fn node_class_cel(&self) -> bool {
         gate(&self.aws_feature_gates, "NodeClassCEL").unwrap_or(false)
     }
+}
+
+/// Gates of Karpenter core.
+const GATES: [&str; 3] = ["NodeRepair", "ReservedCapacity", "StaticCapacity"];
+/// Gates of Karpenter core whose features Stowage does not have.
+const MISSING_GATES: [&str; 3] = ["CapacityBuffer", "NodeOverlay", "SpotToSpotConsolidation"];
+
+/// A list of gates of Karpenter core, each of which Stowage can obey.
+fn parse_core_gates(list: &str) -> Result<String, String> {
+    for entry in entries(list) {
+        let name = gate_name(entry);
+        let value = entry.split_once('=').and_then(|(_, word)| parse_bool(word.trim()).ok());
+        let value = value.ok_or_else(|| format!("expected NAME=true or NAME=false instead of '{entry}'"))?;
+        if value && MISSING_GATES.contains(&name) {
+            return Err(format!(
+                "this version does not have the feature of the gate {name}: remove it, or set it to false"
+            ));
+        }
+    }
+    Ok(list.to_owned())
+}
+
+/// The entries of a list of gates that are not empty.
+fn entries(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').map(str::trim).filter(|entry| !entry.is_empty())
+}
+
+fn gate_name(entry: &str) -> &str {
+    entry.split_once('=').map_or(entry, |(name, _)| name.trim())
 }
 
 /// The value of a gate in a list such as `One=true,Other=false`; the last entry wins. `None` if the gate is not in the list.
@@ -220,6 +255,30 @@ mod tests {
             assert_eq!(options.node_class_cel, expected, "{list}");
         }
         assert!(!parse(&[]).unwrap().options("c1").unwrap().node_class_cel);
+    }
+
+    /// Before, every gate but one was ignored.
+    #[test]
+    fn f21_gates_of_features_that_are_missing_are_refused_and_unknown_ones_are_known_to_have_no_effect() {
+        for (list, refused) in [
+            ("", None),
+            ("NodeRepair=true,StaticCapacity=false,,", None),
+            ("NodeOverlay=false, SpotToSpotConsolidation = false,CapacityBuffer=false", None),
+            ("NodeRepair=true, SpotToSpotConsolidation = true", Some("SpotToSpotConsolidation")),
+            ("NodeOverlay=true,NodeOverlay=false", Some("NodeOverlay")),
+            ("CapacityBuffer=1", Some("CapacityBuffer")),
+            ("NodeRepair=perhaps", Some("'NodeRepair=perhaps'")),
+            ("NodeRepair", Some("'NodeRepair'")),
+        ] {
+            match (parse(&["--feature-gates", list]), refused) {
+                (Ok(_), None) => {}
+                (Err(error), Some(what)) => assert!(error.contains(what), "{list}: {error}"),
+                (found, _) => panic!("{list}: {}", found.is_ok()),
+            }
+        }
+        let unknown = |list: &str| parse(&["--feature-gates", list]).unwrap().unknown_gates().join(" ");
+        assert_eq!(unknown("Drift=true, NodeRepair=true,NodeOverlay=false,nodeRepair=false"), "Drift nodeRepair");
+        assert_eq!(parse(&[]).unwrap().unknown_gates(), [""; 0]);
     }
 
     #[test]

@@ -236,13 +236,13 @@ events! {
         "The EC2NodeClass no longer selects the subnet of the instance.";
 
     DISRUPTION_BLOCKED = "DisruptionBlocked", Normal, Disruption, ["NodeClaim", "Node", "NodePool"], Event,
-        "On a NodeClaim and its Node: the node is not disrupted now, because the Node or a pod is protected, PodDisruptionBudgets refuse an eviction, pods are expected on it, or it is not initialized; a drifted one also because its pods have no other place. The note says why; the node is evaluated again. On a NodePool: a budget allows no disruption for the reason in the note.";
+        "On a NodeClaim and its Node: the node is not disrupted now, because the Node or a pod is protected, PodDisruptionBudgets refuse an eviction, pods are expected on it, or it is not initialized; a drifted one, or one that expires soon, also because its pods have no other place. The note says why; the node is evaluated again. On a NodePool: a budget allows no disruption for the reason in the note.";
     DISRUPTION_CANCELED = "DisruptionCanceled", Normal, Disruption, ["NodeClaim", "Node"], No,
         "A disruption that began is taken back before any pod was evicted: the new nodes were not ready in time or cost too much, a pod has no room elsewhere, or something protects the node now. The note says why. The node is tried again later.";
     DISRUPTION_REPORTED = "DisruptionReported", Normal, Disruption, ["NodeClaim", "Node"], No,
         "The node would be disrupted now, for the reason in the note, but the ConfigMap `stowage-pause` has `disruption: report`. Repeated every 15 minutes.";
     DISRUPTION_TERMINATING = "DisruptionTerminating", Normal, Disruption, ["NodeClaim"], Event,
-        "A voluntary disruption starts. The note has its reason: `Empty`, `Drifted` or `Underutilized`.";
+        "A voluntary disruption starts. The note has its reason: `Empty`, `Drifted`, `Underutilized` or `Expired`.";
     SCALED_DOWN = "ScaledDown", Normal, Disruption, ["NodeClaim", "Node"], No,
         "The static NodePool has more nodes than `spec.replicas`, and this one is removed.";
     UNCONSOLIDATABLE = "Unconsolidatable", Normal, Disruption, ["NodeClaim", "Node"], Event,

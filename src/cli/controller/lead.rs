@@ -58,6 +58,7 @@ pub(crate) fn lead(
     mut stopped: tokio::sync::watch::Receiver<bool>,
 ) -> impl Future<Output = anyhow::Result<()>> + Send + 'static {
     let made = cloud(args);
+    let unknown_gates = args.aws.unknown_gates().join(",");
     let services = !args.plan.scheduler_config.is_empty();
     let settings = Settings {
         placement: args.placement,
@@ -71,6 +72,9 @@ pub(crate) fn lead(
     };
     async move {
         let prepared = made?;
+        if !unknown_gates.is_empty() {
+            tracing::warn!(unknown_gates, "feature gates that this version does not know have no effect");
+        }
         watch::synced(&cluster, services).await;
         state.readiness.set_caches_synced(true);
         tracing::info!("caches synced");

@@ -1,18 +1,22 @@
-//! Events about drifted nodes that are not replaced, on each claim and its Node.
+//! Events about outdated nodes that are not replaced, on each claim and its Node.
 
 use crate::controllers::context::Context;
 use crate::controllers::event_queue::EventQueue;
+use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::lifecycle::expiration::expires_at;
 use crate::model::events;
 
 /// Maximum number of claims that one pass reports: a tenant may block every node.
 const MAX_REPORTED: usize = 100;
 
-/// Reports why drifted nodes are not replaced: the first [`MAX_REPORTED`], in the background.
-pub fn report_blocked(ctx: &Context, queue: &EventQueue, blocked: &[(String, String)]) {
+/// Reports why nodes that are outdated for this reason are not replaced: the first [`MAX_REPORTED`], in the background.
+pub fn report_blocked(ctx: &Context, queue: &EventQueue, reason: DisruptionReason, blocked: &[(String, String)]) {
     for (claim, why) in blocked.iter().take(MAX_REPORTED) {
         let claim = ctx.cluster.read().claims.get(claim).cloned();
         if let Some(claim) = claim {
-            let note = format!("drifted, but can't be disrupted now: {why}");
+            let expires_at = expires_at(&claim).filter(|_| reason == DisruptionReason::Expired);
+            let what = expires_at.map_or_else(|| "drifted".to_owned(), |at| format!("expires at {}", at.rfc3339()));
+            let note = format!("{what}, but can't be disrupted now: {why}");
             queue.emit_for_claim_and_node(ctx, &claim, events::DISRUPTION_BLOCKED, &note);
         }
     }
@@ -38,7 +42,7 @@ mod tests {
         let world = World::new(api);
         let ctx = world.context();
         let queue = EventQueue::start(&ctx);
-        report_blocked(&ctx, &queue, &blocked);
+        report_blocked(&ctx, &queue, DisruptionReason::Drifted, &blocked);
         while world.api.events().len() < MAX_REPORTED {
             tokio::task::yield_now().await;
         }

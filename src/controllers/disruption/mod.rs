@@ -1,11 +1,11 @@
-//! Voluntary disruption: empty, drifted and underutilized nodes; and the mark and taint of every disruption.
+//! Voluntary disruption: empty, drifted, expiring and underutilized nodes; and the mark and taint of every disruption.
 
 pub mod advance;
 pub mod blocked;
 pub mod consolidatable;
 pub mod consolidation;
-pub mod drift_replacement;
 pub mod mark;
+pub mod outdated_replacement;
 pub mod replacement;
 pub mod report_only;
 pub mod roll_back;

@@ -31,7 +31,7 @@ impl ReportOnly {
         ctx: &Context,
         pools: &[ReadyPool],
         queue: &EventQueue,
-        chosen: [(DisruptionReason, Vec<String>); 3],
+        chosen: [(DisruptionReason, Vec<String>); 4],
         now: UnixMillis,
     ) {
         let mut found: BTreeMap<String, DisruptionReason> = BTreeMap::new();

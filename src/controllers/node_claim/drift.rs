@@ -1,4 +1,4 @@
-//! Sets the Drifted condition on NodeClaims that no longer match their NodePool or node class. [`crate::controllers::disruption::drift_replacement`] replaces them.
+//! Sets the Drifted condition on NodeClaims that no longer match their NodePool or node class. [`crate::controllers::disruption::outdated_replacement`] replaces them.
 
 use std::collections::HashMap;
 use std::sync::Arc;

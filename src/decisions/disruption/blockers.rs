@@ -211,12 +211,34 @@ pub fn protection(state: &ClusterState, node: &Node) -> Option<Blocker> {
     protected.map(PodRecord::key).min().map(Blocker::PodProtected)
 }
 
-/// What blocks the replacement of a drifted node. Its pods do not when the claim has a `terminationGracePeriod`.
-pub fn drift_block(state: &ClusterState, claim: &NodeClaim, node: &Node) -> Option<Blocker> {
-    if claim.spec.termination_grace_period.is_some() {
+/// What protects a node that is to be replaced for this reason. The pods of a drifted one do not when the claim has a `terminationGracePeriod`; those of a
+/// node that expires have the rest of its lifetime.
+pub fn replacement_protection(
+    state: &ClusterState,
+    claim: &NodeClaim,
+    node: &Node,
+    reason: DisruptionReason,
+) -> Option<Blocker> {
+    if evicts_protected_pods(claim, reason) {
         return is_node_protected(state, node).then_some(Blocker::NodeProtected);
     }
-    protection(state, node).or_else(|| budget_block(state, &node.name_any()))
+    protection(state, node)
+}
+
+/// What blocks the replacement of a node for this reason: what protects it, and PodDisruptionBudgets where that is no matter of time.
+pub fn replacement_block(
+    state: &ClusterState,
+    claim: &NodeClaim,
+    node: &Node,
+    reason: DisruptionReason,
+) -> Option<Blocker> {
+    let of_budgets = || budget_block(state, &node.name_any()).filter(|_| !evicts_protected_pods(claim, reason));
+    replacement_protection(state, claim, node, reason).or_else(of_budgets)
+}
+
+/// Whether the `terminationGracePeriod` of the claim ends what protects its pods.
+pub fn evicts_protected_pods(claim: &NodeClaim, reason: DisruptionReason) -> bool {
+    reason == DisruptionReason::Drifted && claim.spec.termination_grace_period.is_some()
 }
 
 /// Why a pod on the node cannot be evicted now because of PodDisruptionBudgets: the first such pod by name.

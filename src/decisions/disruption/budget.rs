@@ -11,11 +11,11 @@ use crate::model::time::UnixMillis;
 /// Nodes of a pool that may be disrupted for `reason` at `now`: the minimum over the active budgets, given `nodes` initialized
 /// nodes, less the `consuming` nodes that are leaving or not ready. Unbounded without a budget; 0 with an invalid one.
 pub fn allowed(budgets: &[Budget], reason: DisruptionReason, nodes: i64, consuming: i64, now: UnixMillis) -> i64 {
-    let mut least = i64::MAX;
+    let (mut least, reason) = (i64::MAX, reason.of_budget().as_str());
     for budget in budgets {
         let Ok(active) = is_active(budget, now) else { return 0 };
         let reasons = budget.reasons.as_ref();
-        let applies = reasons.is_none_or(|reasons| reasons.iter().any(|other| other == reason.as_str()));
+        let applies = reasons.is_none_or(|reasons| reasons.iter().any(|other| other == reason));
         if active && applies {
             least = least.min(bound(&budget.nodes, nodes));
         }
@@ -76,6 +76,21 @@ mod tests {
         assert_eq!(allowed("0 2 1 1 *"), 5, "at two on the first of January");
         assert_eq!(allowed("0 5 1 1 *"), i64::MAX, "outside its schedule");
         assert_eq!(allowed("whenever"), 0, "invalid");
+    }
+
+    #[test]
+    fn budgets_for_drift_and_for_every_reason_apply_to_expiration() {
+        let budget =
+            |reason: &str| Budget { nodes: "3".into(), reasons: Some(vec![reason.to_owned()]), ..Budget::default() };
+        for (budget, expected) in [
+            (budget("Drifted"), 3),
+            (budget("Underutilized"), i64::MAX),
+            (Budget { reasons: None, ..budget("Drifted") }, 3),
+        ] {
+            let reasons = budget.reasons.clone();
+            let found = allowed(&[budget], DisruptionReason::Expired, 10, 0, UnixMillis(0));
+            assert_eq!(found, expected, "{reasons:?}");
+        }
     }
 
     #[test]

@@ -31,10 +31,9 @@ impl DisruptionMark {
         format!("{}/{}", self.reason.as_str(), self.deadline.map(UnixMillis::rfc3339).unwrap_or_default())
     }
 
-    /// Whether the node is disrupted by choice, for a reason that budgets can name.
+    /// Whether the node is disrupted by choice.
     pub fn is_voluntary(self) -> bool {
-        use DisruptionReason::{Drifted, Empty, Underutilized};
-        self.deadline.is_none() && matches!(self.reason, Drifted | Empty | Underutilized)
+        self.deadline.is_none() && self.reason.is_voluntary()
     }
 
     /// Whether this mark replaces `known`, the mark on the claim: when there is none, or when this deadline is earlier.

@@ -26,7 +26,7 @@ pub enum Obstacle {
 
 impl Obstacle {
     /// Whether a drifted node stays, too: the price of its replacement does not matter.
-    pub fn concerns_drift(&self) -> bool {
+    pub fn concerns_replacement(&self) -> bool {
         matches!(
             self,
             Self::LeftOutOfPlans

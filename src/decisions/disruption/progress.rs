@@ -10,7 +10,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::api::{NodeClaim, conditions};
-use crate::decisions::disruption::blockers::{Blocker, budget_block, is_node_protected, protection};
+use crate::decisions::disruption::blockers::{Blocker, budget_block, evicts_protected_pods, replacement_protection};
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::move_record::MoveRecord;
 use crate::decisions::disruption::reason::DisruptionReason;
@@ -51,9 +51,8 @@ pub struct Progress {
 
 /// The record of the move that a claim is a source of, if it is marked for it and not deleted. An interruption ends its part in the move.
 pub fn source_of(claim: &NodeClaim) -> Option<(MoveRecord, DisruptionReason)> {
-    let mark = DisruptionMark::of(claim).filter(|mark| mark.deadline.is_none() && !claim.is_deleting())?;
-    let is_voluntary = matches!(mark.reason, DisruptionReason::Underutilized | DisruptionReason::Drifted);
-    Some((MoveRecord::of(claim).filter(|_| is_voluntary)?, mark.reason))
+    let mark = DisruptionMark::of(claim).filter(|mark| mark.is_voluntary() && !claim.is_deleting())?;
+    Some((MoveRecord::of(claim).filter(|_| mark.reason != DisruptionReason::Empty)?, mark.reason))
 }
 
 /// Every move that has sources which are not deleted.
@@ -162,7 +161,7 @@ fn step(state: &ClusterState, room: &Room<'_>, one: &Progress, now: UnixMillis) 
             .filter(|pod| !record.unheld.contains(pod))
             .collect();
         is_without_room |= moving.iter().any(|pod| !room.held.contains(&**pod));
-        let may_drain = claim.spec.termination_grace_period.is_some() || budget_block(state, &name).is_none();
+        let may_drain = evicts_protected_pods(claim, one.reason) || budget_block(state, &name).is_none();
         if may_drain && moving.iter().all(|pod| room.ready.contains(&**pod)) {
             ready.push(Arc::clone(claim));
         }
@@ -189,7 +188,7 @@ fn replacement_step(state: &ClusterState, one: &Progress, replacement: &str, now
         return Step::RollBack(blocker.to_string());
     }
     let is_refused = |claim: &Arc<NodeClaim>| {
-        let node = state.node_of(claim).filter(|_| claim.spec.termination_grace_period.is_none());
+        let node = state.node_of(claim).filter(|_| !evicts_protected_pods(claim, one.reason));
         node.is_some_and(|node| budget_block(state, &node.name_any()).is_some())
     };
     if replacement.has_condition(conditions::INITIALIZED) && !one.sources.iter().any(is_refused) {
@@ -209,13 +208,9 @@ fn is_unmarked(state: &ClusterState, name: &str, record: &MoveRecord) -> bool {
     !of_move && !has_deadline
 }
 
-/// What protects a source since its move began. A drifted node with a `terminationGracePeriod` is protected by its own annotation only.
+/// What protects a source since its move began.
 fn blocker(state: &ClusterState, claim: &NodeClaim, reason: DisruptionReason) -> Option<Blocker> {
-    let node = state.node_of(claim)?;
-    if reason == DisruptionReason::Drifted && claim.spec.termination_grace_period.is_some() {
-        return is_node_protected(state, node).then_some(Blocker::NodeProtected);
-    }
-    protection(state, node)
+    replacement_protection(state, claim, state.node_of(claim)?, reason)
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ pub enum DisruptionReason {
     EventStatus,
     /// A condition of the Node has been unhealthy for too long.
     Unhealthy,
-    /// The claim is older than its `expireAfter`.
+    /// The claim is older than its `expireAfter`, or will be soon.
     Expired,
     /// The claim's instance no longer exists.
     GarbageCollected,
@@ -72,8 +72,19 @@ impl DisruptionReason {
             Self::SpotInterruption => "SpotInterruption",
             Self::CapacityReservationInterruption => "CapacityReservationInterruption",
             Self::ScheduledChange => "ScheduledChange",
+            Self::Expired => "Expired",
             other => other.metric_label(),
         }
+    }
+
+    /// The reason whose budgets apply. No budget can name the expiration: its nodes are replaced as drifted ones are.
+    pub fn of_budget(self) -> Self {
+        if self == Self::Expired { Self::Drifted } else { self }
+    }
+
+    /// Whether nodes are disrupted by choice for this reason, one move after the other.
+    pub fn is_voluntary(self) -> bool {
+        matches!(self, Self::Empty | Self::Drifted | Self::Expired | Self::Underutilized)
     }
 
     /// The value of the metric label `reason`, the same as Karpenter's (Karpenter core reference 8) where Karpenter has the reason.

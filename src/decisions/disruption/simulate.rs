@@ -44,13 +44,13 @@ pub struct Outcome {
 impl Outcome {
     /// Whether every pod of the removed nodes has a place, at any price.
     pub fn is_complete(&self) -> bool {
-        !self.obstacles.values().any(Obstacle::concerns_drift)
+        !self.obstacles.values().any(Obstacle::concerns_replacement)
     }
 
     /// Why a drifted node is not replaced: its own obstacle before those of the nodes that are removed with it.
-    pub fn obstacle_to_drift(&self, claim: &str) -> Option<&Obstacle> {
+    pub fn obstacle_to_replacement(&self, claim: &str) -> Option<&Obstacle> {
         let mut all = self.obstacles.get(claim).into_iter().chain(self.obstacles.values());
-        all.find(|obstacle| obstacle.concerns_drift())
+        all.find(|obstacle| obstacle.concerns_replacement())
     }
 
     /// Adds an obstacle of a claim; the first of several counts.
@@ -70,6 +70,8 @@ pub struct Simulator {
     removable: BTreeMap<String, Removable>,
     daemons_left_out: bool,
     targets: Targets,
+    /// Claims of nodes that take pods of removed nodes only where those have no other place.
+    avoided: BTreeSet<String>,
     /// NodePools of which no new node is bought, with a NodeClaim whose node does not start up.
     late: BTreeMap<String, String>,
 }
@@ -146,7 +148,7 @@ impl Simulator {
         });
         let removable = removable.collect();
         let late = pools_with_late_nodes(state, request.now);
-        Self { snapshot, removable, daemons_left_out: false, targets: Targets::Any, late }
+        Self { snapshot, removable, daemons_left_out: false, targets: Targets::Any, avoided: BTreeSet::new(), late }
     }
 
     /// Limits where pods may go.
@@ -163,6 +165,11 @@ impl Simulator {
     /// Lets no pod go to the nodes of these claims.
     pub fn close(&mut self, claims: &BTreeSet<String>) {
         self.close_where(|claim| claim.is_some_and(|claim| claims.contains(claim)));
+    }
+
+    /// Lets pods of removed nodes go to the nodes of these claims only where they have no other place.
+    pub fn avoid(&mut self, claims: BTreeSet<String>) {
+        self.avoided = claims;
     }
 
     fn close_where(&mut self, is_closed: impl Fn(Option<&String>) -> bool) {
@@ -244,10 +251,27 @@ impl Simulator {
     fn removal<'a>(&'a self, without: &'a BTreeSet<String>, effort: Effort) -> Removal<'a> {
         let removed: Vec<(&String, &Removable)> =
             without.iter().filter_map(|claim| Some((claim, self.removable.get(claim)?))).collect();
-        let (problem, node_refs) = self.problem_without(without, &removed);
-        let plan = plan_with(&problem, &self.snapshot.column_cache, effort);
+        let (mut problem, node_refs) = self.problem_without(without, &removed);
+        let mut avoided = self.close_avoided(&mut problem, &node_refs);
+        let mut plan = plan_with(&problem, &self.snapshot.column_cache, effort);
+        if !(avoided.is_empty() || plan.unschedulable.is_empty()) {
+            avoided.drain(..).for_each(|(at, node)| problem.nodes[at] = node);
+            plan = plan_with(&problem, &self.snapshot.column_cache, effort);
+        }
         let claims = removed.iter().flat_map(|(claim, removable)| removable.pods().map(|_| *claim)).collect();
         Removal { without, problem, node_refs, waiting: self.waiting_pods(), claims, removed, plan }
+    }
+
+    /// Closes the nodes to avoid. Returns them as they were, by index.
+    fn close_avoided(&self, problem: &mut Problem, node_refs: &[&Arc<NodeRef>]) -> Vec<(usize, Arc<NodeState>)> {
+        let is_avoided = |at: &usize| node_refs[*at].claim.as_ref().is_some_and(|claim| self.avoided.contains(claim));
+        let all = (0..node_refs.len()).filter(|_| !self.avoided.is_empty());
+        let close = all.filter(is_avoided).map(|at| {
+            let open = Arc::clone(&problem.nodes[at]);
+            Arc::make_mut(&mut problem.nodes[at]).schedulable = false;
+            (at, open)
+        });
+        close.collect()
     }
 
     fn evaluate(&self, removal: &Removal<'_>) -> Outcome {

@@ -1,7 +1,7 @@
-//! Static NodePools (`spec.replicas`): how many NodeClaims to create, which to remove, and which drifted nodes to replace (Karpenter core
+//! Static NodePools (`spec.replicas`): how many NodeClaims to create, which to remove, and which outdated nodes to replace (Karpenter core
 //! reference 3.20, 4.12).
 
-pub mod drift;
 pub mod launch_backoff;
+pub mod outdated;
 pub mod removal;
 pub mod size;

@@ -1,7 +1,9 @@
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::api::NodeClaim;
 use crate::controllers::disruption::roll_back::{RETRY, abandon};
 use crate::model::labels;
 use crate::model::pause::Pause;
@@ -30,6 +32,53 @@ async fn drifted_and_underutilized_nodes_are_disrupted_in_one_pass_within_one_bu
         let ctx = world.context();
         Replacement::new(&ctx).pass(&ctx).await;
         assert_eq!(["drifted", "light", "other"].map(|name| mark_of(&world, name)), marks, "{pools:?} {budget}");
+    }
+}
+
+/// Gives a node a lifetime of which this part is over.
+fn age(world: &World, name: &str, percent: u64) {
+    let mut claim = world.api.stored(&format!("nodeclaims/{name}")).unwrap();
+    claim["metadata"]["creationTimestamp"] = json!((clock::now() - Duration::from_mins(percent)).rfc3339());
+    claim["spec"]["expireAfter"] = json!("100m");
+    world.api.put(&serde_json::from_value::<NodeClaim>(claim).unwrap());
+}
+
+#[tokio::test]
+async fn nodes_that_expire_soon_are_replaced_after_drifted_ones_within_one_budget() {
+    for (budget, ages, marks) in [
+        ("100%", [95, 80], [json!("Drifted/"), json!("Expired/"), Value::Null]),
+        ("100%", [80, 91], [json!("Drifted/"), Value::Null, json!("Expired/")]),
+        ("2", [91, 95], [json!("Drifted/"), Value::Null, json!("Expired/")]),
+        ("1", [91, 95], [json!("Drifted/"), Value::Null, Value::Null]),
+    ] {
+        let world = world(&["p"], budget);
+        add(&world, "drifted", "p", Some("Drifted"), "1500m");
+        for (name, percent) in ["first", "second"].into_iter().zip(ages) {
+            add(&world, name, "p", None, "1500m");
+            age(&world, name, percent);
+        }
+        let ctx = world.context();
+        Replacement::new(&ctx).pass(&ctx).await;
+        assert_eq!(["drifted", "first", "second"].map(|name| mark_of(&world, name)), marks, "{ages:?} {budget}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_expires_soon_and_cannot_be_replaced_is_reported() {
+    let world = world(&["p"], "100%");
+    add(&world, "old", "p", None, "1500m");
+    age(&world, "old", 95);
+    let mut pod = world.api.stored("pods/n/on-old").unwrap();
+    pod["metadata"]["annotations"] = json!({(labels::DO_NOT_DISRUPT): "true"});
+    world.api.put(&serde_json::from_value::<Pod>(pod).unwrap());
+    let ctx = world.context();
+    let mut replacement = Replacement::new(&ctx);
+    assert_eq!(replacement.pass(&ctx).await, 0);
+    let events = events(&world, 2).await;
+    let note = "but can't be disrupted now: pod n/on-old has the annotation karpenter.sh/do-not-disrupt";
+    for about in ["NodeClaim/old", "Node/old"] {
+        let reports = |line: &&str| line.contains(about) && line.contains("expires at 20") && line.contains(note);
+        assert_eq!(events.lines().filter(reports).count(), 1, "{events}");
     }
 }
 
@@ -78,8 +127,10 @@ async fn the_next_pass_is_due_when_a_node_may_be_removed() {
         (Some(now + Duration::from_hours(1)), PACE.resync),
         (Some(now - Duration::from_secs(1)), PACE.resync),
     ] {
-        replacement.consolidation.next_eligible = next;
-        assert_eq!(replacement.wait(now), expected, "{next:?}");
+        for (eligible, outdated) in [(next, None), (None, next), (next, Some(now + Duration::from_mins(1)))] {
+            (replacement.consolidation.next_eligible, replacement.next_outdated) = (eligible, outdated);
+            assert_eq!(replacement.wait(now), expected, "{eligible:?} {outdated:?}");
+        }
     }
 }
 
@@ -177,7 +228,7 @@ async fn disruption_that_is_only_reported_changes_nothing() {
     let events = events(&world, 9).await;
     assert_eq!(world.api.writes().len(), 0);
     for (about, reason) in [
-        ("NodeClaim/aged", "expired"),
+        ("NodeClaim/aged", "Expired"),
         ("NodeClaim/drifted", "Drifted"),
         ("Node/drifted", "Drifted"),
         ("Node/empty", "Empty"),

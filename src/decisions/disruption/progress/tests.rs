@@ -178,6 +178,7 @@ fn only_voluntary_marks_with_a_record_are_of_a_move() {
         ("Underutilized/", true, true),
         ("Drifted/", true, true),
         ("Drifted/", false, false),
+        ("Expired/", true, true),
         ("Empty/", true, false),
         ("SpotInterruption/2026-01-01T00:00:00Z", true, false),
         ("Drifted/2026-01-01T00:00:00Z", true, false),
@@ -195,20 +196,28 @@ fn only_voluntary_marks_with_a_record_are_of_a_move() {
 
 #[test]
 fn a_drifted_node_with_a_grace_period_is_protected_by_its_own_annotation_only() {
-    for (grace, pod, node, expected) in [
-        (None, "true", "", "roll back: pod n/on-a has the annotation karpenter.sh/do-not-disrupt"),
-        (Some("1h"), "true", "", "depart a"),
-        (Some("1h"), "", "true", "roll back: its Node or NodeClaim has the annotation karpenter.sh/do-not-disrupt"),
+    let by_pod = "roll back: pod n/on-a has the annotation karpenter.sh/do-not-disrupt";
+    let by_node = "roll back: its Node or NodeClaim has the annotation karpenter.sh/do-not-disrupt";
+    for (mark, grace, pod, node, expected) in [
+        ("Drifted/", None, "true", "", by_pod),
+        ("Drifted/", Some("1h"), "true", "", "depart a"),
+        ("Drifted/", Some("1h"), "", "true", by_node),
+        ("Expired/", Some("1h"), "true", "", by_pod),
+        ("Expired/", Some("1h"), "", "", "depart a"),
     ] {
         let mut state = ClusterState::default();
-        put_node(&mut state, "a", &marked("Drifted/", &["a"]), true);
+        put_node(&mut state, "a", &marked(mark, &["a"]), true);
         mark_claim(&mut state, "a", &json!({"spec": {"terminationGracePeriod": grace}}));
         let annotations = json!({(labels::DO_NOT_DISRUPT): node});
         let spec = json!({"providerID": "aws:///z/a"});
         state.apply_node(objects::node("a", &json!({"metadata": {"annotations": annotations}, "spec": spec})));
         put_pod(&mut state, "on-a", "a", &json!({(labels::DO_NOT_DISRUPT): pod}));
         put_node(&mut state, "old", &room(&["on-a"], NOW + MINUTE * 5), true);
-        assert_eq!(step_of(&state, NOW), expected, "{grace:?}");
+        assert_eq!(step_of(&state, NOW), expected, "{mark} {grace:?}");
+        state.pod_budgets.apply(&objects::pod_budget("b", &json!({"spec": {"selector": {}}})));
+        let is_drift = mark == "Drifted/" && grace.is_some();
+        let expected = if expected == "depart a" && !is_drift { "wait" } else { expected };
+        assert_eq!(step_of(&state, NOW), expected, "{mark} {grace:?}, a PodDisruptionBudget refuses the eviction");
     }
 }
 

@@ -111,9 +111,9 @@ fn an_outcome_names_the_nodes_that_should_stay_and_why() {
         assert_eq!(obstacle.map(Obstacle::kind), expected, "{case}");
         let names_pod = ["no_place", "target_not_initialized", "invalid_pod"];
         assert_eq!(obstacle.and_then(Obstacle::pod), expected.filter(|kind| names_pod.contains(kind)).map(|_| "n/a"));
-        let concerns_drift = expected.is_some_and(|kind| !["spot_to_spot", "invalid_pod"].contains(&kind));
-        assert_eq!(outcome.is_complete(), !concerns_drift, "{case}");
-        assert_eq!(outcome.obstacle_to_drift("old"), obstacle.filter(|_| concerns_drift), "{case}");
+        let concerns_replacement = expected.is_some_and(|kind| !["spot_to_spot", "invalid_pod"].contains(&kind));
+        assert_eq!(outcome.is_complete(), !concerns_replacement, "{case}");
+        assert_eq!(outcome.obstacle_to_replacement("old"), obstacle.filter(|_| concerns_replacement), "{case}");
     }
 }
 
@@ -224,6 +224,33 @@ fn a_pod_that_waits_keeps_its_place() {
 }
 
 #[test]
+fn nodes_to_avoid_take_pods_that_have_no_other_place() {
+    let without = BTreeSet::from(["old".to_owned()]);
+    for (case, pool, avoided, other, expected) in [
+        ("nothing to avoid", json!({}), false, false, Some("next")),
+        ("a new node", json!({}), true, false, None),
+        ("another node", json!({}), true, true, Some("other")),
+        ("no new node", with_limit("0"), true, false, Some("next")),
+        ("no new node, another node", with_limit("0"), true, true, Some("other")),
+    ] {
+        let mut cluster = cluster(&pool, "small/on-demand", &json!({}));
+        cluster.add_node("next", "p", "small/on-demand");
+        if other {
+            cluster.add_node("other", "p", "small/on-demand");
+        }
+        let mut simulator = cluster.simulator();
+        if avoided {
+            simulator.avoid(["next".to_owned(), "old".to_owned()].into());
+        }
+        let (outcome, moves) = simulator.moves(&without, Effort::Normal);
+        assert!(outcome.is_complete(), "{case}");
+        let targets: Vec<&String> = moves.iter().flat_map(Move::targets).collect();
+        assert_eq!(targets, expected.iter().copied().collect::<Vec<_>>(), "{case}");
+        assert_eq!(moves[0].plan.new_nodes.len(), usize::from(expected.is_none()), "{case}");
+    }
+}
+
+#[test]
 fn a_node_that_is_not_known_is_not_removed() {
     let outcome = cluster(&json!({}), "small/on-demand", &json!({})).simulate(&["other"]);
     assert_eq!(outcome.obstacles["other"], Obstacle::LeftOutOfPlans);
@@ -250,7 +277,7 @@ fn f22_a_pod_without_a_controller_needs_room_elsewhere() {
 }
 
 #[test]
-fn of_several_obstacles_the_one_that_concerns_drift_counts() {
+fn of_several_obstacles_the_one_that_concerns_replacement_counts() {
     let mut cluster = cluster(&json!({}), "small/spot", &json!({}));
     cluster.add_pod("selects", Some("old"), "1", &json!({"spec": {"nodeSelector": {"disk": "local"}}}));
     assert_eq!(cluster.simulate(&["old"]).obstacles["old"].kind(), "no_place");

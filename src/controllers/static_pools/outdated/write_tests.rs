@@ -38,7 +38,7 @@ fn size(ctx: &Context) -> (usize, usize) {
 /// A turn of both loops.
 async fn scale_and_replace(ctx: Arc<Context>) -> String {
     scale::pass(&ctx, &mut LaunchBackoff::default()).await;
-    let begun = begin(&ctx, &BTreeSet::new()).await;
+    let begun = begin(&ctx, DisruptionReason::Drifted, &BTreeSet::new()).await;
     let (replicas, existing) = size(&ctx);
     format!("{begun} begun, {replicas} replicas, {existing} claims")
 }
@@ -101,7 +101,7 @@ async fn replacements_begin_within_the_budget_and_the_emergency_stop() {
         let world = world(budget);
         let ctx = world.context();
         ctx.cluster.update(|state| state.pause = Some(pause));
-        assert_eq!(begin(&ctx, &BTreeSet::new()).await, begun, "{case}");
+        assert_eq!(begin(&ctx, DisruptionReason::Drifted, &BTreeSet::new()).await, begun, "{case}");
         assert_eq!(size(&ctx), (2, 2 + begun), "{case}");
         let marked: Vec<Value> = ["c", "d"]
             .map(|name| world.api.stored(&format!("nodeclaims/{name}")).unwrap()["metadata"]["annotations"].clone())
@@ -109,8 +109,12 @@ async fn replacements_begin_within_the_budget_and_the_emergency_stop() {
             .filter(|annotations| annotations[labels::DISRUPTING] == "Drifted/")
             .collect();
         assert_eq!(marked.len(), begun, "{case}");
-        assert_eq!(begin(&ctx, &BTreeSet::new()).await, 0, "{case}: again");
+        assert_eq!(begin(&ctx, DisruptionReason::Drifted, &BTreeSet::new()).await, 0, "{case}: again");
     }
     let ctx = world("100%").context();
-    assert_eq!(begin(&ctx, &BTreeSet::from(["c".to_owned()])).await, 1, "one was given up a moment ago");
+    assert_eq!(
+        begin(&ctx, DisruptionReason::Drifted, &BTreeSet::from(["c".to_owned()])).await,
+        1,
+        "one was given up a moment ago"
+    );
 }

@@ -1,11 +1,11 @@
-//! Replacement of drifted nodes (Karpenter core reference 4.12). Their pods need other nodes first, as in consolidation; the price does
+//! Replacement of outdated nodes (Karpenter core reference 4.12). Their pods need other nodes first, as in consolidation; the price does
 //! not matter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::decisions::disruption::candidates::{PoolAllowance, allowances};
-use crate::decisions::disruption::drift_order::{DriftedNode, PoolKind, drifted, order};
+use crate::decisions::disruption::outdated::{OutdatedNode, PoolKind, order, outdated};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::time::UnixMillis;
 use crate::state::plan_record::Holds;
@@ -16,13 +16,13 @@ const MAX_CANDIDATES: usize = 20;
 /// Backoff of a node whose pods have no other node.
 const BLOCKED_BACKOFF: Duration = Duration::from_mins(1);
 
-/// Drifted nodes that could not be replaced, by claim, with the end of their backoff.
+/// Outdated nodes that could not be replaced, by claim, with the end of their backoff.
 #[derive(Debug, Default)]
-pub struct DriftReplacement {
+pub struct OutdatedReplacement {
     backoff_until: BTreeMap<String, UnixMillis>,
 }
 
-impl DriftReplacement {
+impl OutdatedReplacement {
     /// Records that the replacement of a node was rolled back. It is left alone for at least this time.
     pub fn abandoned(&mut self, claim: &str, at_least: Duration, now: UnixMillis) {
         self.backoff_until.insert(claim.to_owned(), now + at_least);
@@ -33,9 +33,15 @@ impl DriftReplacement {
         self.backoff_until.insert(claim.to_owned(), now + BLOCKED_BACKOFF);
     }
 
-    /// Begins a pass over the drifted nodes.
-    pub fn begin(&mut self, state: &ClusterState, holds: &Holds, now: UnixMillis) -> DriftPass {
-        self.pass(&drifted(state, holds, PoolKind::Dynamic), allowances(state, DisruptionReason::Drifted, now), now)
+    /// Begins a pass over the nodes that are outdated for this reason.
+    pub fn begin(
+        &mut self,
+        state: &ClusterState,
+        holds: &Holds,
+        reason: DisruptionReason,
+        now: UnixMillis,
+    ) -> OutdatedPass {
+        self.pass(&outdated(state, holds, PoolKind::Dynamic, reason, now), allowances(state, reason, now), now)
     }
 
     /// Claims that are left alone now.
@@ -46,13 +52,13 @@ impl DriftReplacement {
 
     fn pass(
         &mut self,
-        nodes: &[DriftedNode],
+        nodes: &[OutdatedNode],
         allowances: BTreeMap<String, PoolAllowance>,
         now: UnixMillis,
-    ) -> DriftPass {
+    ) -> OutdatedPass {
         let backed_off = self.backed_off(now);
         let blocked = nodes.iter().filter_map(|node| Some((node.claim.clone(), node.blocked_by.as_ref()?.to_string())));
-        DriftPass {
+        OutdatedPass {
             blocked: blocked.collect(),
             order: order(nodes, &backed_off).into_iter().cloned().collect(),
             allowances,
@@ -62,21 +68,21 @@ impl DriftReplacement {
     }
 }
 
-/// One pass over the drifted nodes.
+/// One pass over outdated nodes.
 #[derive(Debug)]
-pub struct DriftPass {
+pub struct OutdatedPass {
     /// Claims whose nodes may not be disrupted now, and why.
     pub blocked: Vec<(String, String)>,
     /// Nodes to try, in this order.
-    pub order: Vec<DriftedNode>,
+    pub order: Vec<OutdatedNode>,
     allowances: BTreeMap<String, PoolAllowance>,
     chosen: BTreeSet<String>,
     simulated: usize,
 }
 
-/// What to do with a drifted node.
+/// What to do with an outdated node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DriftAttempt {
+pub enum OutdatedAttempt {
     /// Its pool allows no more disruptions.
     OverBudget,
     /// The pass has simulated as many nodes as it may.
@@ -87,26 +93,26 @@ pub enum DriftAttempt {
     Simulate(BTreeSet<String>),
 }
 
-impl DriftPass {
+impl OutdatedPass {
     /// What to do with the next node.
-    pub fn attempt(&mut self, node: &DriftedNode) -> DriftAttempt {
+    pub fn attempt(&mut self, node: &OutdatedNode) -> OutdatedAttempt {
         if self.allowances.get(&node.pool).is_none_or(|allowance| allowance.nodes <= 0) {
-            return DriftAttempt::OverBudget;
+            return OutdatedAttempt::OverBudget;
         }
         if node.pods == 0 {
-            return DriftAttempt::Accept;
+            return OutdatedAttempt::Accept;
         }
         self.simulated += 1;
         if self.simulated > MAX_CANDIDATES {
-            return DriftAttempt::EndPass;
+            return OutdatedAttempt::EndPass;
         }
         let mut without = self.chosen.clone();
         without.insert(node.claim.clone());
-        DriftAttempt::Simulate(without)
+        OutdatedAttempt::Simulate(without)
     }
 
     /// Accepts a node.
-    pub fn accept(&mut self, node: &DriftedNode) {
+    pub fn accept(&mut self, node: &OutdatedNode) {
         if let Some(allowance) = self.allowances.get_mut(&node.pool) {
             allowance.nodes -= 1;
         }
@@ -124,8 +130,8 @@ mod tests {
     use super::*;
     use crate::decisions::disruption::blockers::Blocker;
 
-    fn node(claim: &str, pods: usize, blocked_by: Option<Blocker>) -> DriftedNode {
-        DriftedNode { claim: claim.into(), pool: "p".into(), since: UnixMillis(0), pods, blocked_by }
+    fn node(claim: &str, pods: usize, blocked_by: Option<Blocker>) -> OutdatedNode {
+        OutdatedNode { claim: claim.into(), pool: "p".into(), since: UnixMillis(0), pods, blocked_by }
     }
 
     fn allowances(nodes: i64) -> BTreeMap<String, PoolAllowance> {
@@ -134,7 +140,7 @@ mod tests {
 
     #[test]
     fn drifted_nodes_are_removed_cumulatively_within_the_budget() {
-        let mut replacement = DriftReplacement::default();
+        let mut replacement = OutdatedReplacement::default();
         let nodes = [
             node("a", 1, None),
             node("b", 1, None),
@@ -145,31 +151,31 @@ mod tests {
         assert_eq!(pass.blocked, [("protected".to_owned(), Blocker::NodeProtected.to_string())]);
         let [empty, a, b] = [&nodes[2], &nodes[0], &nodes[1]];
         assert_eq!(pass.order.iter().collect::<Vec<_>>(), [empty, a, b]);
-        assert_eq!(pass.attempt(empty), DriftAttempt::Accept);
+        assert_eq!(pass.attempt(empty), OutdatedAttempt::Accept);
         pass.accept(empty);
-        let with_empty = |name: &str| DriftAttempt::Simulate(["empty".to_owned(), name.to_owned()].into());
+        let with_empty = |name: &str| OutdatedAttempt::Simulate(["empty".to_owned(), name.to_owned()].into());
         assert_eq!(pass.attempt(a), with_empty("a"));
         assert_eq!(pass.attempt(b), with_empty("b"), "the simulation of the other was not complete");
         pass.accept(b);
-        assert_eq!(pass.attempt(a), DriftAttempt::OverBudget);
+        assert_eq!(pass.attempt(a), OutdatedAttempt::OverBudget);
         assert_eq!(pass.finish(), ["b".to_owned(), "empty".to_owned()].into());
-        let unknown = DriftedNode { pool: "deleted".into(), ..node("a", 0, None) };
-        assert_eq!(replacement.pass(&[], allowances(2), UnixMillis(0)).attempt(&unknown), DriftAttempt::OverBudget);
+        let unknown = OutdatedNode { pool: "deleted".into(), ..node("a", 0, None) };
+        assert_eq!(replacement.pass(&[], allowances(2), UnixMillis(0)).attempt(&unknown), OutdatedAttempt::OverBudget);
     }
 
     #[test]
     fn one_pass_simulates_at_most_twenty_nodes() {
-        let mut pass = DriftReplacement::default().pass(&[], allowances(100), UnixMillis(0));
+        let mut pass = OutdatedReplacement::default().pass(&[], allowances(100), UnixMillis(0));
         for _ in 0..MAX_CANDIDATES {
-            assert!(matches!(pass.attempt(&node("a", 1, None)), DriftAttempt::Simulate(_)));
+            assert!(matches!(pass.attempt(&node("a", 1, None)), OutdatedAttempt::Simulate(_)));
         }
-        assert_eq!(pass.attempt(&node("empty", 0, None)), DriftAttempt::Accept);
-        assert_eq!(pass.attempt(&node("a", 1, None)), DriftAttempt::EndPass);
+        assert_eq!(pass.attempt(&node("empty", 0, None)), OutdatedAttempt::Accept);
+        assert_eq!(pass.attempt(&node("a", 1, None)), OutdatedAttempt::EndPass);
     }
 
     #[test]
     fn a_node_that_could_not_be_replaced_is_tried_again_after_its_backoff() {
-        let mut replacement = DriftReplacement::default();
+        let mut replacement = OutdatedReplacement::default();
         replacement.blocked("blocked", UnixMillis(0));
         replacement.abandoned("abandoned", Duration::from_mins(10), UnixMillis(0));
         let nodes = [node("blocked", 1, None), node("abandoned", 1, None)];

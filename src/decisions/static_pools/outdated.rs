@@ -1,4 +1,4 @@
-//! Which drifted nodes of static NodePools are replaced now: one new node each, within the budgets and `spec.limits.nodes` (Karpenter core reference
+//! Which outdated nodes of static NodePools are replaced now: one new node each, within the budgets and `spec.limits.nodes` (Karpenter core reference
 //! 4.12).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,42 +7,43 @@ use kube::ResourceExt;
 
 use crate::api::NodePool;
 use crate::decisions::disruption::candidates::allowances;
-use crate::decisions::disruption::drift_order::{PoolKind, drifted, order};
 use crate::decisions::disruption::late_nodes::pools_with_late_nodes;
 use crate::decisions::disruption::obstacle::Obstacle;
+use crate::decisions::disruption::outdated::{PoolKind, order, outdated};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::static_pools::size::{Change, Size, may_launch};
 use crate::model::time::UnixMillis;
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
 
-/// Why a drifted node stays whose NodePool may have no node more.
+/// Why an outdated node stays whose NodePool may have no node more.
 const NO_ROOM: &str = "spec.limits.nodes of its NodePool leaves no room for a replacement, raise it";
 
-/// The drifted nodes of static NodePools.
+/// The nodes of static NodePools that are outdated for one reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DriftedReplicas {
+pub struct OutdatedReplicas {
     /// NodeClaims to replace now.
     pub due: Vec<String>,
     /// NodeClaims that can't be replaced now, and why.
     pub blocked: Vec<(String, String)>,
 }
 
-/// Decides about the drifted nodes of static NodePools. A NodePool that has too few or too many nodes gets the right number first.
+/// Decides about the nodes of static NodePools that are outdated for this reason. A NodePool that has too few or too many nodes gets the right number first.
 pub fn replaceable(
     state: &ClusterState,
     holds: &Holds,
     backed_off: &BTreeSet<String>,
+    reason: DisruptionReason,
     now: UnixMillis,
-) -> DriftedReplicas {
-    let nodes = drifted(state, holds, PoolKind::Static);
-    let mut out = DriftedReplicas::default();
+) -> OutdatedReplicas {
+    let nodes = outdated(state, holds, PoolKind::Static, reason, now);
+    let mut out = OutdatedReplicas::default();
     if nodes.is_empty() {
         return out;
     }
     let blocked = nodes.iter().filter_map(|node| Some((node.claim.clone(), node.blocked_by.as_ref()?.to_string())));
     out.blocked = blocked.collect();
-    let allowances = allowances(state, DisruptionReason::Drifted, now);
+    let allowances = allowances(state, reason, now);
     let allowed =
         |pool: &str| allowances.get(pool).map_or(0, |allowance| usize::try_from(allowance.nodes).unwrap_or(0));
     let late = pools_with_late_nodes(state, now);
@@ -110,9 +111,28 @@ mod tests {
         state
     }
 
-    fn found(state: &ClusterState, backed_off: &[&str]) -> DriftedReplicas {
+    fn found(state: &ClusterState, backed_off: &[&str]) -> OutdatedReplicas {
         let backed_off = backed_off.iter().map(|name| (*name).to_owned()).collect();
-        replaceable(state, &resolve(state, UnixMillis(1)), &backed_off, UnixMillis(1))
+        replaceable(state, &resolve(state, UnixMillis(1)), &backed_off, DisruptionReason::Drifted, UnixMillis(1))
+    }
+
+    #[test]
+    fn nodes_that_were_created_together_are_replaced_within_the_budget_before_they_expire() {
+        let mut state = state(&json!({"replicas": 4, "disruption": {"budgets": [{"nodes": "1"}]}}), 4);
+        for n in 0..4 {
+            let mut claim = serde_json::to_value(&*state.claims[&format!("c{n}")]).unwrap();
+            claim["metadata"]["creationTimestamp"] = json!("1970-01-01T00:00:00Z");
+            claim["spec"]["expireAfter"] = json!("100s");
+            claim["status"]["conditions"].as_array_mut().unwrap().retain(|found| found["type"] != "Drifted");
+            state.apply_claim(serde_json::from_value(claim).unwrap());
+        }
+        for (seconds, due) in [(89, 0), (90, 1)] {
+            let now = UnixMillis(seconds * 1_000);
+            let holds = resolve(&state, now);
+            let found = replaceable(&state, &holds, &BTreeSet::new(), DisruptionReason::Expired, now);
+            assert_eq!((found.due.len(), found.blocked.len()), (due, 0), "after {seconds} s");
+            assert!(replaceable(&state, &holds, &BTreeSet::new(), DisruptionReason::Drifted, now).due.is_empty());
+        }
     }
 
     #[test]
@@ -169,7 +189,13 @@ mod tests {
         let at =
             |minutes: u64| UnixMillis::parse_rfc3339("2026-01-01T00:00:00Z").unwrap() + Duration::from_mins(minutes);
         for (minutes, due, blocked) in [(1, 2, 0), (30, 0, 2), (61, 2, 0)] {
-            let found = replaceable(&state, &resolve(&state, at(minutes)), &BTreeSet::new(), at(minutes));
+            let found = replaceable(
+                &state,
+                &resolve(&state, at(minutes)),
+                &BTreeSet::new(),
+                DisruptionReason::Drifted,
+                at(minutes),
+            );
             assert_eq!((found.due.len(), found.blocked.len()), (due, blocked), "after {minutes} minutes");
         }
     }

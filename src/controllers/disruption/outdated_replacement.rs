@@ -1,4 +1,4 @@
-//! Chooses the drifted nodes to replace: simulates the removal of those with pods.
+//! Chooses the outdated nodes to replace: simulates the removal of those with pods.
 
 use std::sync::Arc;
 
@@ -9,19 +9,21 @@ use crate::controllers::context::Context;
 use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::simulate::{plan_moves, plan_present, simulate, simulator};
 use crate::controllers::event_queue::EventQueue;
-use crate::decisions::disruption::drift_order::DriftedNode;
-use crate::decisions::disruption::drift_replacement::{DriftAttempt, DriftReplacement};
 use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::obstacle::Obstacle;
+use crate::decisions::disruption::outdated::OutdatedNode;
+use crate::decisions::disruption::outdated_replacement::{OutdatedAttempt, OutdatedReplacement};
+use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::simulate::{Outcome, Simulator};
 use crate::model::time::UnixMillis;
 use crate::planner::Effort;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::heartbeat;
 
-/// Moves whose sources are to be replaced now, within the budgets of their pools.
+/// Moves whose sources are to be replaced now for this reason, within the budgets of their pools.
 pub async fn choose(
-    replacement: &mut DriftReplacement,
+    replacement: &mut OutdatedReplacement,
+    reason: DisruptionReason,
     ctx: &Arc<Context>,
     pools: &Arc<Vec<ReadyPool>>,
     queue: &EventQueue,
@@ -29,17 +31,17 @@ pub async fn choose(
     let now = clock::now();
     let mut pass = {
         let state = ctx.cluster.read();
-        replacement.begin(&state, &ctx.derived.holds(&state, now), now)
+        replacement.begin(&state, &ctx.derived.holds(&state, now), reason, now)
     };
     let mut blocked = std::mem::take(&mut pass.blocked);
     let order = std::mem::take(&mut pass.order);
     let mut prepared: Option<Arc<Simulator>> = None;
     for node in &order {
         match pass.attempt(node) {
-            DriftAttempt::OverBudget => {}
-            DriftAttempt::EndPass => break,
-            DriftAttempt::Accept => pass.accept(node),
-            DriftAttempt::Simulate(without) => {
+            OutdatedAttempt::OverBudget => {}
+            OutdatedAttempt::EndPass => break,
+            OutdatedAttempt::Accept => pass.accept(node),
+            OutdatedAttempt::Simulate(without) => {
                 if prepared.is_none() {
                     prepared = prepare(ctx, pools, &order, now).await;
                 }
@@ -57,14 +59,14 @@ pub async fn choose(
                     pass.accept(node);
                 } else {
                     replacement.blocked(&node.claim, now);
-                    let obstacle = outcome.as_ref().and_then(|outcome| outcome.obstacle_to_drift(&node.claim));
+                    let obstacle = outcome.as_ref().and_then(|outcome| outcome.obstacle_to_replacement(&node.claim));
                     let why = obstacle.map_or_else(|| "the planner failed".to_owned(), ToString::to_string);
                     blocked.push((node.claim.clone(), why));
                 }
             }
         }
     }
-    report_blocked(ctx, queue, &blocked);
+    report_blocked(ctx, queue, reason, &blocked);
     let chosen = pass.finish();
     if chosen.is_empty() {
         return Vec::new();
@@ -76,7 +78,7 @@ pub async fn choose(
     let ctx = Arc::clone(ctx);
     let moves = spawn_blocking(move || {
         let (outcome, mut moves) = plan_moves(&ctx, &simulator, &chosen, Effort::Quick)?;
-        let stays = |claim: &String| outcome.obstacles.get(claim).is_some_and(Obstacle::concerns_drift);
+        let stays = |claim: &String| outcome.obstacles.get(claim).is_some_and(Obstacle::concerns_replacement);
         moves.retain(|one| !one.sources.keys().any(stays));
         Some(moves)
     });
@@ -87,10 +89,12 @@ pub async fn choose(
 async fn prepare(
     ctx: &Arc<Context>,
     pools: &Arc<Vec<ReadyPool>>,
-    nodes: &[DriftedNode],
+    nodes: &[OutdatedNode],
     now: UnixMillis,
 ) -> Option<Arc<Simulator>> {
     let mut simulator = simulator(ctx, pools, nodes.iter().map(|node| node.claim.as_str()), now);
+    // They are replaced next, so that the pods would move again.
+    simulator.avoid(nodes.iter().map(|node| node.claim.clone()).collect());
     let ctx = Arc::clone(ctx);
     let planned = spawn_blocking(move || plan_present(&ctx, &mut simulator).map(|()| Arc::new(simulator)));
     planned.await.ok().flatten()

@@ -36,7 +36,11 @@ fn bind(state: &mut ClusterState, pod: &str, node: &str, annotations: &Value) {
 }
 
 fn names(state: &ClusterState) -> Vec<(String, usize, bool)> {
-    let all = drifted(state, &resolve(state, UnixMillis(1_000)), PoolKind::Dynamic);
+    names_for(state, DisruptionReason::Drifted, UnixMillis(1_000))
+}
+
+fn names_for(state: &ClusterState, reason: DisruptionReason, now: UnixMillis) -> Vec<(String, usize, bool)> {
+    let all = outdated(state, &resolve(state, now), PoolKind::Dynamic, reason, now);
     all.into_iter().map(|found| (found.claim, found.pods, found.blocked_by.is_some())).collect()
 }
 
@@ -60,7 +64,8 @@ fn drifted_nodes_are_candidates_when_initialized_and_not_leaving() {
     add(&mut state, "by-hand", READY, &none, &deleting);
     bind(&mut state, "a", "node-drifted", &none);
     assert_eq!(names(&state), [("drifted".to_owned(), 1, false)]);
-    let all = drifted(&state, &resolve(&state, UnixMillis(1_000)), PoolKind::Dynamic);
+    let now = UnixMillis(1_000);
+    let all = outdated(&state, &resolve(&state, now), PoolKind::Dynamic, DisruptionReason::Drifted, now);
     assert_eq!((all[0].since, &*all[0].pool), (UnixMillis(5_000), "p"));
 }
 
@@ -107,8 +112,43 @@ fn b50_protected_pods_block_a_replacement_unless_the_drain_has_a_deadline() {
 }
 
 #[test]
+fn a_node_is_outdated_in_the_last_part_of_its_lifetime() {
+    let mut state = ClusterState::default();
+    let up = r#"{"Launched": "00", "Registered": "00", "Initialized": "00"}"#;
+    let claim = |after: &str| json!({"metadata": {"creationTimestamp": "1970-01-01T00:00:00Z"}, "spec": {"expireAfter": after}});
+    let none = json!({});
+    for (name, conditions, after) in [
+        ("old", up, "100s"),
+        ("young", up, "10h"),
+        ("forever", up, "Never"),
+        ("drifted", READY, "100s"),
+        ("booting", r#"{"Launched": "00"}"#, "100s"),
+    ] {
+        add(&mut state, name, conditions, &claim(after), &none);
+    }
+    let found = |seconds: i64| names_for(&state, DisruptionReason::Expired, UnixMillis(seconds * 1_000));
+    assert_eq!([found(89), found(90)], [vec![], vec![("old".to_owned(), 0, false)]]);
+    // Its last pods have the rest of the lifetime, whatever the drain may do then.
+    for grace in [Value::Null, json!("1h")] {
+        let mut claim = claim("100s");
+        claim["spec"]["terminationGracePeriod"] = grace;
+        add(&mut state, "old", up, &claim, &none);
+        let protected = json!({(labels::DO_NOT_DISRUPT): "true"});
+        for (case, annotations, budget) in [("protected", &protected, false), ("a budget", &none, true)] {
+            bind(&mut state, "a", "node-old", annotations);
+            if budget {
+                state.pod_budgets.apply(&objects::pod_budget("b", &json!({"spec": {"selector": {}}})));
+            }
+            let found = names_for(&state, DisruptionReason::Expired, UnixMillis(90_000));
+            assert_eq!(found, [("old".to_owned(), 1, true)], "{case} {claim}");
+        }
+        state.pod_budgets = Default::default();
+    }
+}
+
+#[test]
 fn empty_nodes_are_first_and_then_the_earliest_drift() {
-    let node = |claim: &str, since, pods, blocked_by: Option<Blocker>| DriftedNode {
+    let node = |claim: &str, since, pods, blocked_by: Option<Blocker>| OutdatedNode {
         claim: claim.into(),
         pool: "p".into(),
         since: UnixMillis(since),
@@ -140,7 +180,8 @@ fn nodes_of_static_pools_are_replaced_apart_and_are_no_candidates() {
     state.apply_pool(pool(json!({"replicas": 1})));
     assert_eq!(names(&state), []);
     let holds = resolve(&state, UnixMillis(1_000));
-    assert_eq!(drifted(&state, &holds, PoolKind::Static).len(), 1);
+    let found = outdated(&state, &holds, PoolKind::Static, DisruptionReason::Drifted, UnixMillis(1_000));
+    assert_eq!(found.len(), 1);
     let facts = FactsCache::default().update(&state, &[]);
     assert!(candidates(&state, &holds, &facts).is_empty() && facts.nodes.len() == 1);
 }

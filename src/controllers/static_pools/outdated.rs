@@ -1,4 +1,4 @@
-//! Replaces drifted nodes of static NodePools: one new node each, and the drifted one leaves when the new one is initialized
+//! Replaces outdated nodes of static NodePools: one new node each, and the outdated one leaves when the new one is initialized
 //! ([`crate::controllers::disruption::advance`]).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,12 +18,12 @@ use crate::decisions::disruption::move_record::MoveRecord;
 use crate::decisions::disruption::progress::give_up_after;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::staleness::Removal;
-use crate::decisions::static_pools::drift::replaceable;
+use crate::decisions::static_pools::outdated::replaceable;
 use crate::state::object_ext::ObjectExt;
 
-/// Begins to replace the drifted nodes that are due ([`replaceable`]) but for those in `backed_off`, as far as the emergency stop and the caps per minute
-/// allow it. Returns their number.
-pub async fn begin(ctx: &Context, backed_off: &BTreeSet<String>) -> usize {
+/// Begins to replace the nodes that are due for this reason ([`replaceable`]) but for those in `backed_off`, as far as the emergency stop and the caps per
+/// minute allow it. Returns their number.
+pub async fn begin(ctx: &Context, reason: DisruptionReason, backed_off: &BTreeSet<String>) -> usize {
     // Until a source is marked, its replacement is a node too many.
     let _one_at_a_time = ctx.disrupting.lock().await;
     let pause = ctx.pause();
@@ -32,7 +32,7 @@ pub async fn begin(ctx: &Context, backed_off: &BTreeSet<String>) -> usize {
     }
     let mut claims = {
         let (state, now) = (ctx.cluster.read(), clock::now());
-        replaceable(&state, &ctx.derived.holds(&state, now), backed_off, now).due
+        replaceable(&state, &ctx.derived.holds(&state, now), backed_off, reason, now).due
     };
     claims.truncate(ctx.admit(Capped::Disruption, claims.len()).await);
     let mut by_pool: BTreeMap<String, (Arc<NodePool>, Vec<String>)> = BTreeMap::new();
@@ -44,13 +44,13 @@ pub async fn begin(ctx: &Context, backed_off: &BTreeSet<String>) -> usize {
         let Some(pool) = pool else { continue };
         by_pool.entry(pool.name_any()).or_insert_with(|| (pool, Vec::new())).1.push(source);
     }
-    let begun = stream::iter(by_pool.into_values()).map(|(pool, sources)| replace(ctx, pool, sources));
+    let begun = stream::iter(by_pool.into_values()).map(|(pool, sources)| replace(ctx, pool, sources, reason));
     begun.buffer_unordered(CONCURRENCY).fold(0, |sum, begun| async move { sum + begun }).await
 }
 
 /// Creates a replacement of each of these claims, and marks the claim with it. A crash in between leaves a node too many, which is removed before any other
 /// node is replaced.
-async fn replace(ctx: &Context, pool: Arc<NodePool>, sources: Vec<String>) -> usize {
+async fn replace(ctx: &Context, pool: Arc<NodePool>, sources: Vec<String>, reason: DisruptionReason) -> usize {
     let created = create(ctx, &pool, sources.len()).await;
     let (mut sources, replacements) = (sources.into_iter(), created.claims.into_iter());
     let pairs: Vec<(String, String)> = replacements
@@ -61,7 +61,7 @@ async fn replace(ctx: &Context, pool: Arc<NodePool>, sources: Vec<String>) -> us
     if created.failed {
         abandon(ctx, sources.collect(), RETRY);
     }
-    let (begun, reason) = (pairs.len(), DisruptionReason::Drifted);
+    let begun = pairs.len();
     let marks = stream::iter(pairs).map(|(source, replacement)| async move {
         let now = clock::now();
         let record = MoveRecord {
