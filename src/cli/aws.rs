@@ -104,7 +104,7 @@ impl AwsArgs {
     /// Gates of Karpenter core in the list that Stowage does not know. They have no effect.
     pub fn unknown_gates(&self) -> Vec<&str> {
         let known = |name: &&str| GATES.contains(name) || MISSING_GATES.contains(name);
-        entries(&self.feature_gates).map(|entry| gate_name(entry)).filter(|name| !known(name)).collect()
+        entries(&self.feature_gates).map(gate_name).filter(|name| !known(name)).collect()
     }
 
     /// The feature gate NodeClassCEL: CEL expressions in kubelet configurations, off by default.

@@ -7,6 +7,7 @@ use crate::decisions::disruption::candidates::candidates;
 use crate::decisions::disruption::node_facts::FactsCache;
 use crate::decisions::holds::resolve;
 use crate::model::labels;
+use crate::state::pod_budgets::PodBudgets;
 use crate::test_support::objects;
 
 const READY: &str = r#"{"Launched": "00", "Registered": "00", "Initialized": "00", "Drifted": "05"}"#;
@@ -142,7 +143,7 @@ fn a_node_is_outdated_in_the_last_part_of_its_lifetime() {
             let found = names_for(&state, DisruptionReason::Expired, UnixMillis(90_000));
             assert_eq!(found, [("old".to_owned(), 1, true)], "{case} {claim}");
         }
-        state.pod_budgets = Default::default();
+        state.pod_budgets = PodBudgets::default();
     }
 }
 
