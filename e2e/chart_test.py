@@ -441,6 +441,8 @@ RIGHTS = {
     ("karpenter.sh", "nodeclaims"): READ | {"create", "delete", "patch"},
     ("karpenter.sh", "nodeclaims/status"): {"patch"},
     ("karpenter.sh", "nodeclaims/finalizers"): {"update"},
+    ("karpenter.sh", "nodeoverlays"): {"list"},
+    ("autoscaling.x-k8s.io", "capacitybuffers"): {"list"},
     ("karpenter.k8s.aws", "ec2nodeclasses"): READ,
     ("karpenter.k8s.aws", "ec2nodeclasses/status"): {"patch"},
 }

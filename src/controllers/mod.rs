@@ -25,6 +25,7 @@ pub mod retry_policy;
 pub mod run_loop;
 pub mod static_pools;
 pub mod supervise;
+pub mod unsupported_kinds;
 pub mod vitals;
 
 pub use crate::controllers::context::Context;

@@ -283,6 +283,8 @@ events! {
         "The NodePool has `spec.replicas`, and the feature gate `StaticCapacity` is off: nothing is launched for it. Enable the gate, or delete the NodePool.";
     UNHEALTHY_DEPENDENTS = "UnhealthyDependents", Warning, NodePools, ["NodePool"], Condition,
         "The EC2NodeClass of the NodePool is not Ready. The note names its conditions that are False.";
+    UNSUPPORTED_KIND = "UnsupportedKind", Warning, NodePools, ["NodeOverlay", "CapacityBuffer"], No,
+        "The object has no effect: Stowage does not implement its kind. Delete it, or take what it asks for into account otherwise; the note says how.";
     ZONAL_SHIFT_ACTIVE = "ZonalShiftActive", Warning, NodePools, ["NodePool"], Event,
         "A zonal shift moves away from a zone of the NodePool. Nothing is launched in the zone, and its nodes are left alone.";
     ZONAL_SHIFT_CLEARED = "ZonalShiftCleared", Normal, NodePools, ["NodePool"], Event,

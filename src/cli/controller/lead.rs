@@ -27,7 +27,7 @@ use crate::controllers::node_pool::{status, zonal_shift};
 use crate::controllers::provisioning::{pod_events, provisioner};
 use crate::controllers::static_pools::scale;
 use crate::controllers::supervise::supervised;
-use crate::controllers::{Context, cloud_sync, emergency_stop};
+use crate::controllers::{Context, cloud_sync, emergency_stop, unsupported_kinds};
 use crate::model::pause;
 use crate::server::AppState;
 use crate::state::object_ext::NodeClaimExt;
@@ -114,6 +114,7 @@ pub(crate) fn lead(
         loops.start("degraded APIs", TURN_LIMIT, degraded_apis::run);
         loops.start("node classes", CLOUD_TURN_LIMIT, reconcile::run);
         loops.start("node pools", TURN_LIMIT, status::run);
+        loops.start("unsupported kinds", TURN_LIMIT, unsupported_kinds::run);
         loops.start("provisioner", TURN_LIMIT, provisioner::run);
         loops.start("static node pools", TURN_LIMIT, scale::run);
         loops.start("invalid pods", TURN_LIMIT, pod_events::report_invalid);
