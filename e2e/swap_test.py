@@ -20,6 +20,8 @@ from services import CLUSTER, TYPE
 from waiting import wait_until
 
 CANARY, KEPT = "canary", ("ordinary", "sparse")
+# Kinds that Stowage does not support.
+OVERLAY, BUFFER = "overlay", "buffer"
 CLASS_HASH, POOL_HASH = "karpenter.k8s.aws/ec2nodeclass-hash", "karpenter.sh/nodepool-hash"
 PROFILE = "karpenter.k8s.aws/instance-profile-name"
 UNREGISTERED, PLANNED = "karpenter.sh/unregistered", "stowage.dev/planned"
@@ -66,6 +68,14 @@ def pools():
 def workload(name, replicas):
     selector = {NODE_POOL: name}
     return workloads.workload("swap", name, replicas, 1200, 512, nodeSelector=selector, tolerations=[{"key": TEAM, "operator": "Exists"}])
+
+
+def unsupported():
+    """Objects that Karpenter ignores, too, while its feature gates are off."""
+    requirement = workloads.requirement(workloads.ARCH, "amd64")
+    yield {"apiVersion": "karpenter.sh/v1alpha1", "kind": "NodeOverlay", "metadata": {"name": OVERLAY}, "spec": {"requirements": [requirement], "priceAdjustment": "+10%"}}
+    template = {"podTemplateRef": {"name": "absent"}, "replicas": 1}
+    yield {"apiVersion": "autoscaling.x-k8s.io/v1beta1", "kind": "CapacityBuffer", "metadata": {"name": BUFFER, "namespace": "swap"}, "spec": template}
 
 
 def signs(samples):
@@ -200,7 +210,7 @@ def cluster(plane):
         for crd in harness.CUSTOM_KINDS.values():
             wait_until(lambda: is_true(plane.api.get("CustomResourceDefinition", crd), "Established"), 20, f"{crd} established")
         mirror = stack.enter_context(observe.Mirror(plane.api))
-        plane.apply(ordinary_class(), sparse_class(), *pools(), workload(CANARY, 1))
+        plane.apply(ordinary_class(), sparse_class(), *pools(), workload(CANARY, 1), *unsupported())
         yield Swap(plane, None, mirror, moto, account, proxy, kubelets)
 
 
@@ -228,6 +238,8 @@ class TestSwap:
             service.set_wave("0")
             service.wait_canary(False)
             service.assert_kept(before, samples)
+            for name in (OVERLAY, BUFFER):
+                service.poll(lambda: service.plane.events(name, "UnsupportedKind"), 20, f"a report that {name} has no effect")
             service.launch()
             service.assert_kept(before, samples)
             service.assert_no_errors()
