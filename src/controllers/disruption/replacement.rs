@@ -1,5 +1,5 @@
-//! Replacement of drifted nodes, of those that expire soon, then of underutilized ones: in one pass, within the same budgets. Choices take time, so that they have a loop of
-//! their own.
+//! Replacement of drifted nodes, of those that expire soon, then of underutilized ones: in one pass, within the same budgets. Choices take time, so
+//! that they have a loop of their own.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -69,6 +69,13 @@ fn outdated_since(claim: &NodeClaim, reason: DisruptionReason, now: UnixMillis) 
     }
 }
 
+/// Every claim whose node is to be replaced, for whatever reason, now or later.
+pub fn outdated_claims(state: &ClusterState, now: UnixMillis) -> BTreeSet<String> {
+    let reasons = [DisruptionReason::Drifted, DisruptionReason::Expired];
+    let is_outdated = |claim: &NodeClaim| reasons.iter().any(|reason| outdated_since(claim, *reason, now).is_some());
+    state.claims.iter().filter(|(_, claim)| is_outdated(claim)).map(|(name, _)| name.clone()).collect()
+}
+
 /// The nodes that may be replaced now, in the order in which they are tried: empty ones first, then those that are outdated longest. Claims in
 /// `backed_off` are left out.
 pub fn order<'a>(nodes: &'a [OutdatedNode], backed_off: &BTreeSet<String>) -> Vec<&'a OutdatedNode> {

@@ -129,6 +129,11 @@ fn a_node_is_outdated_in_the_last_part_of_its_lifetime() {
     }
     let found = |seconds: i64| names_for(&state, DisruptionReason::Expired, UnixMillis(seconds * 1_000));
     assert_eq!([found(89), found(90)], [vec![], vec![("old".to_owned(), 0, false)]]);
+    let all = |seconds: i64| outdated_claims(&state, UnixMillis(seconds * 1_000)).into_iter().collect::<Vec<_>>();
+    assert_eq!(
+        (all(89), all(90)),
+        (vec!["drifted".to_owned()], ["booting", "drifted", "old"].map(str::to_owned).to_vec())
+    );
     // Its last pods have the rest of the lifetime, whatever the drain may do then.
     for grace in [Value::Null, json!("1h")] {
         let mut claim = claim("100s");
