@@ -11,7 +11,7 @@ use crate::controllers::disruption::simulate::{plan_moves, plan_present, simulat
 use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::obstacle::Obstacle;
-use crate::decisions::disruption::outdated::{OutdatedNode, outdated_claims};
+use crate::decisions::disruption::outdated::OutdatedNode;
 use crate::decisions::disruption::outdated_replacement::{OutdatedAttempt, OutdatedReplacement};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::simulate::{Outcome, Simulator};
@@ -93,8 +93,6 @@ async fn prepare(
     now: UnixMillis,
 ) -> Option<Arc<Simulator>> {
     let mut simulator = simulator(ctx, pools, nodes.iter().map(|node| node.claim.as_str()), now);
-    // They are replaced next, so that the pods would move again.
-    simulator.avoid(outdated_claims(&ctx.cluster.read(), now));
     let ctx = Arc::clone(ctx);
     let planned = spawn_blocking(move || plan_present(&ctx, &mut simulator).map(|()| Arc::new(simulator)));
     planned.await.ok().flatten()

@@ -7,6 +7,7 @@ use crate::controllers::context::Context;
 use crate::controllers::disruption::run::choose_empty;
 use crate::controllers::provisioning::isolation::generation;
 use crate::decisions::disruption::moves::Move;
+use crate::decisions::disruption::outdated::next_to_replace;
 use crate::decisions::disruption::simulate::{Outcome, Simulator};
 use crate::model::time::UnixMillis;
 use crate::planner::Effort;
@@ -31,6 +32,12 @@ pub fn simulator<'c>(
         let request = SnapshotRequest { pools, settings: &ctx.settings.plan, now };
         ctx.derived.simulator(&ctx.cluster.read(), request, claims)
     };
+    // These nodes are replaced next: the pods would move again.
+    let outdated = {
+        let state = ctx.cluster.read();
+        next_to_replace(&state, &ctx.derived.holds(&state, now), now)
+    };
+    simulator.avoid(&outdated);
     // An empty node is not free of charge: it is removed if no pod comes.
     simulator.close(&choose_empty(ctx, pools, now + SOON).into_iter().collect());
     {

@@ -99,10 +99,14 @@ pub fn blocked_by_budgets(
         let claim = state.claims.get(name);
         claim.is_some_and(|claim| claim.has_condition(conditions::INITIALIZED))
     };
-    // What allows none of one node allows none of more: percentages round up.
-    let is_blocked = move |pool: &NodePool| budget::allowed(&pool.spec.disruption.budgets, reason, 1, 0, now) == 0;
-    let blocked = state.pools.iter().filter(move |(_, pool)| is_blocked(pool));
+    let blocked = state.pools.iter().filter(move |(_, pool)| allows_none(pool, reason, now));
     blocked.filter(move |(name, _)| state.claim_index.of_pool(name).any(is_initialized)).map(|(_, pool)| pool)
+}
+
+/// Whether a budget allows no node of a NodePool to be disrupted for this reason, even while none of them is leaving. What allows none of one node allows
+/// none of more: percentages round up.
+pub fn allows_none(pool: &NodePool, reason: DisruptionReason, now: UnixMillis) -> bool {
+    budget::allowed(&pool.spec.disruption.budgets, reason, 1, 0, now) == 0
 }
 
 /// Number of pods on a claim's node, or held for it, that need another node when it is removed.

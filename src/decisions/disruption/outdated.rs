@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::api::{NodeClaim, conditions};
 use crate::decisions::disruption::blockers::{Blocker, replacement_block};
-use crate::decisions::disruption::candidates::pods_to_reschedule;
+use crate::decisions::disruption::candidates::{allows_none, pods_to_reschedule};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::expiration::replaced_from;
 use crate::model::time::UnixMillis;
@@ -69,11 +69,19 @@ fn outdated_since(claim: &NodeClaim, reason: DisruptionReason, now: UnixMillis) 
     }
 }
 
-/// Every claim whose node is to be replaced, for whatever reason, now or later.
-pub fn outdated_claims(state: &ClusterState, now: UnixMillis) -> BTreeSet<String> {
-    let reasons = [DisruptionReason::Drifted, DisruptionReason::Expired];
-    let is_outdated = |claim: &NodeClaim| reasons.iter().any(|reason| outdated_since(claim, *reason, now).is_some());
-    state.claims.iter().filter(|(_, claim)| is_outdated(claim)).map(|(name, _)| name.clone()).collect()
+/// The claims of nodes that will be replaced: nothing protects them, and the budgets of their NodePools allow it, if not now because others leave.
+pub fn next_to_replace(state: &ClusterState, holds: &Holds, now: UnixMillis) -> BTreeSet<String> {
+    let mut out = BTreeSet::new();
+    for reason in [DisruptionReason::Drifted, DisruptionReason::Expired] {
+        let is_open =
+            |node: &OutdatedNode| state.pools.get(&node.pool).is_some_and(|pool| !allows_none(pool, reason, now));
+        for of in [PoolKind::Dynamic, PoolKind::Static] {
+            let all = outdated(state, holds, of, reason, now).into_iter();
+            let next = all.filter(|node| node.blocked_by.is_none() && is_open(node));
+            out.extend(next.map(|node| node.claim));
+        }
+    }
+    out
 }
 
 /// The nodes that may be replaced now, in the order in which they are tried: empty ones first, then those that are outdated longest. Claims in

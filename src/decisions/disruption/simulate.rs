@@ -70,8 +70,8 @@ pub struct Simulator {
     removable: BTreeMap<String, Removable>,
     daemons_left_out: bool,
     targets: Targets,
-    /// Claims of nodes that take pods of removed nodes only where those have no other place.
-    avoided: BTreeSet<String>,
+    /// Nodes that are closed until a pod has no other place, as they were before, by claim.
+    avoided: BTreeMap<String, Arc<NodeState>>,
     /// NodePools of which no new node is bought, with a NodeClaim whose node does not start up.
     late: BTreeMap<String, String>,
 }
@@ -148,7 +148,7 @@ impl Simulator {
         });
         let removable = removable.collect();
         let late = pools_with_late_nodes(state, request.now);
-        Self { snapshot, removable, daemons_left_out: false, targets: Targets::Any, avoided: BTreeSet::new(), late }
+        Self { snapshot, removable, daemons_left_out: false, targets: Targets::Any, avoided: BTreeMap::new(), late }
     }
 
     /// Limits where pods may go.
@@ -167,9 +167,15 @@ impl Simulator {
         self.close_where(|claim| claim.is_some_and(|claim| claims.contains(claim)));
     }
 
-    /// Lets pods of removed nodes go to the nodes of these claims only where they have no other place.
-    pub fn avoid(&mut self, claims: BTreeSet<String>) {
-        self.avoided = claims;
+    /// Lets pods go to the nodes of these claims only where they have no other place.
+    pub fn avoid(&mut self, claims: &BTreeSet<String>) {
+        let all = self.snapshot.problem.nodes.iter_mut().zip(&self.snapshot.node_refs);
+        for (node, claim) in all.filter_map(|(node, node_ref)| Some((node, node_ref.claim.as_ref()?))) {
+            if claims.contains(claim) {
+                self.avoided.insert(claim.clone(), Arc::clone(node));
+                Arc::make_mut(node).schedulable = false;
+            }
+        }
     }
 
     fn close_where(&mut self, is_closed: impl Fn(Option<&String>) -> bool) {
@@ -252,26 +258,17 @@ impl Simulator {
         let removed: Vec<(&String, &Removable)> =
             without.iter().filter_map(|claim| Some((claim, self.removable.get(claim)?))).collect();
         let (mut problem, node_refs) = self.problem_without(without, &removed);
-        let mut avoided = self.close_avoided(&mut problem, &node_refs);
         let mut plan = plan_with(&problem, &self.snapshot.column_cache, effort);
-        if !(avoided.is_empty() || plan.unschedulable.is_empty()) {
-            avoided.drain(..).for_each(|(at, node)| problem.nodes[at] = node);
+        if !(self.avoided.is_empty() || plan.unschedulable.is_empty()) {
+            for (node, node_ref) in problem.nodes.iter_mut().zip(&node_refs) {
+                if let Some(open) = node_ref.claim.as_ref().and_then(|claim| self.avoided.get(claim)) {
+                    *node = Arc::clone(open);
+                }
+            }
             plan = plan_with(&problem, &self.snapshot.column_cache, effort);
         }
         let claims = removed.iter().flat_map(|(claim, removable)| removable.pods().map(|_| *claim)).collect();
         Removal { without, problem, node_refs, waiting: self.waiting_pods(), claims, removed, plan }
-    }
-
-    /// Closes the nodes to avoid. Returns them as they were, by index.
-    fn close_avoided(&self, problem: &mut Problem, node_refs: &[&Arc<NodeRef>]) -> Vec<(usize, Arc<NodeState>)> {
-        let is_avoided = |at: &usize| node_refs[*at].claim.as_ref().is_some_and(|claim| self.avoided.contains(claim));
-        let all = (0..node_refs.len()).filter(|_| !self.avoided.is_empty());
-        let close = all.filter(is_avoided).map(|at| {
-            let open = Arc::clone(&problem.nodes[at]);
-            Arc::make_mut(&mut problem.nodes[at]).schedulable = false;
-            (at, open)
-        });
-        close.collect()
     }
 
     fn evaluate(&self, removal: &Removal<'_>) -> Outcome {

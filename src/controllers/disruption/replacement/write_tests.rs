@@ -83,6 +83,22 @@ async fn a_node_that_expires_soon_and_cannot_be_replaced_is_reported() {
 }
 
 #[tokio::test]
+async fn pods_move_to_no_node_that_is_replaced_next() {
+    let world = world(&["p"], "1");
+    for (name, condition) in [("a", Some("Drifted")), ("b", Some("Drifted")), ("c", None)] {
+        add(&world, name, "p", condition, "100m");
+    }
+    let ctx = world.context();
+    assert_eq!(Replacement::new(&ctx).pass(&ctx).await, 1);
+    assert_eq!(mark_of(&world, "a"), json!("Drifted/"));
+    let planned = |name: &str| {
+        world.api.stored(&format!("nodeclaims/{name}")).unwrap()["metadata"]["annotations"][labels::PLANNED_PODS]
+            .clone()
+    };
+    assert_eq!([planned("b"), planned("c")], [Value::Null, json!("[\"n/on-a\"]")]);
+}
+
+#[tokio::test]
 async fn a_node_that_was_given_up_is_not_chosen_again() {
     for given_up in [false, true] {
         let world = world(&["p"], "100%");

@@ -129,11 +129,6 @@ fn a_node_is_outdated_in_the_last_part_of_its_lifetime() {
     }
     let found = |seconds: i64| names_for(&state, DisruptionReason::Expired, UnixMillis(seconds * 1_000));
     assert_eq!([found(89), found(90)], [vec![], vec![("old".to_owned(), 0, false)]]);
-    let all = |seconds: i64| outdated_claims(&state, UnixMillis(seconds * 1_000)).into_iter().collect::<Vec<_>>();
-    assert_eq!(
-        (all(89), all(90)),
-        (vec!["drifted".to_owned()], ["booting", "drifted", "old"].map(str::to_owned).to_vec())
-    );
     // Its last pods have the rest of the lifetime, whatever the drain may do then.
     for grace in [Value::Null, json!("1h")] {
         let mut claim = claim("100s");
@@ -149,6 +144,36 @@ fn a_node_is_outdated_in_the_last_part_of_its_lifetime() {
             assert_eq!(found, [("old".to_owned(), 1, true)], "{case} {claim}");
         }
         state.pod_budgets = PodBudgets::default();
+    }
+}
+
+#[test]
+fn nodes_that_will_be_replaced_are_those_that_nothing_protects_and_whose_budgets_are_open() {
+    let now = UnixMillis(95_000);
+    let up = r#"{"Launched": "00", "Registered": "00", "Initialized": "00"}"#;
+    let closed = json!([{"nodes": "0", "reasons": ["Drifted"]}]);
+    let consolidation_closed = json!([{"nodes": "0", "reasons": ["Underutilized"]}, {"nodes": "1"}]);
+    for (spec, expected) in [
+        (json!({}), vec!["drifted", "old"]),
+        (json!({"replicas": 3}), vec!["drifted", "old"]),
+        (json!({"disruption": {"budgets": consolidation_closed}}), vec!["drifted", "old"]),
+        (json!({"disruption": {"budgets": closed}}), vec![]),
+    ] {
+        let mut state = ClusterState::default();
+        state.apply_pool(objects::node_pool("p", &json!({"spec": spec})));
+        let aged = json!({"metadata": {"creationTimestamp": "1970-01-01T00:00:00Z"}, "spec": {"expireAfter": "100s"}});
+        let protected = json!({"metadata": {"annotations": {(labels::DO_NOT_DISRUPT): "true"}}});
+        for (name, conditions, node) in [
+            ("drifted", READY, json!({})),
+            ("protected", READY, protected),
+            ("old", up, json!({})),
+            ("booting", "{}", json!({})),
+        ] {
+            add(&mut state, name, conditions, &aged, &node);
+        }
+        add(&mut state, "young", up, &json!({"spec": {"expireAfter": "Never"}}), &json!({}));
+        let found = next_to_replace(&state, &resolve(&state, now), now);
+        assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expected, "{spec}");
     }
 }
 

@@ -240,7 +240,7 @@ fn nodes_to_avoid_take_pods_that_have_no_other_place() {
         }
         let mut simulator = cluster.simulator();
         if avoided {
-            simulator.avoid(["next".to_owned(), "old".to_owned()].into());
+            simulator.avoid(&["next".to_owned(), "old".to_owned()].into());
         }
         let (outcome, moves) = simulator.moves(&without, Effort::Normal);
         assert!(outcome.is_complete(), "{case}");
