@@ -81,7 +81,7 @@ mod tests {
 
     /// The API server of these tests accepts connections and never answers.
     #[tokio::test]
-    async fn a_server_that_never_answers_is_an_error_within_the_limit() {
+    async fn f8_a_server_that_never_answers_is_an_error_within_the_limit() {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let config = Config::new(format!("http://{}", silent.local_addr().unwrap()).parse().unwrap());
         let accepted = tokio::spawn(async move {

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_whose_instance_shuts_down_neither_count_nor_consume() {
+    fn f16_nodes_whose_instance_shuts_down_neither_count_nor_consume() {
         for (case, deleting, condition, ready, allowed) in [
             ("all run", false, None, "True", 2),
             ("one is not ready", false, None, "Unknown", 1),

@@ -122,7 +122,7 @@ fn a_displaced_pods_successor_takes_its_room() {
 }
 
 #[test]
-fn the_holds_are_resolved_again_after_the_changes_that_affect_them_only() {
+fn f13_the_holds_are_resolved_again_after_the_changes_that_affect_them_only() {
     let mut state = state(&["n/a", "n/old"], &[("n/old", "rs")], LATER);
     put(&mut state, "a", "other", None);
     put(&mut state, "old", "rs", Some("node-old"));

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_no_scheduler_attempts_lengthen_no_batch() {
+    fn f25_pods_that_no_scheduler_attempts_lengthen_no_batch() {
         let (mut queue, mut state) = (PodQueue::default(), ClusterState::default());
         put(&mut state, "a", true, 0);
         put(&mut state, "untried", false, 0);

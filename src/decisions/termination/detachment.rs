@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_are_waited_for_until_the_deadline_or_ten_minutes() {
+    fn f15_volumes_are_waited_for_until_the_deadline_or_ten_minutes() {
         let mut state = ClusterState::default();
         attach(&mut state, "pv", "x");
         let wait = || Detachment::Wait(vec!["pv".into()]);

@@ -282,7 +282,7 @@ fn churn(pods: usize, alive: usize, mut observe: impl FnMut(&ClusterState, usize
 }
 
 #[test]
-fn the_tables_forget_fifty_thousand_pods() {
+fn f7_the_tables_forget_fifty_thousand_pods() {
     churn(50_000, 100, |state, number| {
         for (table, size) in state.table_sizes() {
             // Interned values of at most 2 MiB besides those in use, and the names of the nodes that changed.

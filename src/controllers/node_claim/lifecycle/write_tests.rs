@@ -204,7 +204,7 @@ async fn the_reason_why_a_node_is_not_initialized_is_written_under_every_failure
 
 /// Nothing ends the pods of a machine that no longer exists.
 #[tokio::test]
-async fn b60_a_node_whose_instance_is_gone_is_not_drained() {
+async fn b60_f6_a_node_whose_instance_is_gone_is_not_drained() {
     for (ready, exists, released) in [("Unknown", false, true), ("Unknown", true, false), ("True", false, false)] {
         let meta = json!({"deletionTimestamp": now(), "finalizers": [labels::TERMINATION_FINALIZER]});
         let of_claim = json!({"metadata": meta, "status": launched("i-1", &["Launched", "Registered", "Initialized"])});

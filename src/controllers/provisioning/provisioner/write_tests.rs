@@ -73,7 +73,7 @@ async fn a_plan_is_written_under_every_failure() {
 
 /// The plan of the claim `old` holds room for the pod until a time that is over; the claim `new` has room for it.
 #[tokio::test]
-async fn a_pod_moves_from_one_claims_plan_to_another_under_every_failure() {
+async fn f12_a_pod_moves_from_one_claims_plan_to_another_under_every_failure() {
     let text = transcript(
         || {
             let world = world();

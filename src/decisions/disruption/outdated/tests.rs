@@ -202,7 +202,7 @@ fn empty_nodes_are_first_and_then_the_earliest_drift() {
 }
 
 #[test]
-fn nodes_of_static_pools_are_replaced_apart_and_are_no_candidates() {
+fn f10_nodes_of_static_pools_are_replaced_apart_and_are_no_candidates() {
     let mut state = ClusterState::default();
     add(&mut state, "c", READY, &json!({}), &json!({}));
     let pool = |spec: Value| objects::node_pool("p", &json!({ "spec": spec }));

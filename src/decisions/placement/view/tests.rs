@@ -100,7 +100,7 @@ fn displace_pod_of_stateful_set(replicas: usize) {
 }
 
 #[test]
-fn a_change_of_a_pod_replaces_its_node_only() {
+fn f14_a_change_of_a_pod_replaces_its_node_only() {
     let mut state = state_with_planned_pod(None);
     for name in ["x", "y"] {
         let status = objects::launched(name, &[]);
