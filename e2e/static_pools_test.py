@@ -14,7 +14,7 @@ POOL, SPACE = "static", "static"
 LIMIT, REPLICAS = 5, 3
 WAVE = "wave"
 AGING = "aging"
-LIFETIME = "110s"
+LIFETIME = "240s"
 
 Counts = collections.namedtuple("Counts", "up leaving existing")
 
@@ -129,7 +129,7 @@ class TestStaticPools:
         service.wait_bound(AGING, 2, 60)
         first = {pool: set(service.names(pool)) for pool in (POOL, AGING)}
         with service.mirror.sampling(lambda: {pool: counts(service, pool) for pool in first}) as samples:
-            service.wait(lambda: not any(names & set(service.names(pool)) for pool, names in first.items()), 130, "every node replaced", lambda: str(first))
+            service.wait(lambda: not any(names & set(service.names(pool)) for pool, names in first.items()), 300, "every node replaced", lambda: str(first))
         for pool, least, most in ((POOL, REPLICAS, LIMIT), (AGING, 2, 4)):
             assert min(sample[pool].up for sample in samples) >= least, f"a node of {pool} left before its replacement was ready"
             assert max(sample[pool].existing for sample in samples) <= most, pool
