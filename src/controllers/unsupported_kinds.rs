@@ -53,6 +53,8 @@ async fn report(ctx: &Context) {
         }
         for object in found {
             ctx.emit(object.object_ref(&resource), events::UNSUPPORTED_KIND.note(note)).await;
+            // Events that the API server does not answer take long together, and nothing hangs.
+            heartbeat::progress();
         }
     }
 }
