@@ -53,7 +53,7 @@ pub struct AwsArgs {
     /// EC2: feature gates of the AWS provider, such as NodeClassCEL=true (CEL expressions in kubelet configurations); unknown gates are ignored.
     #[arg(long, env = "AWS_FEATURE_GATES", default_value = "NodeClassCEL=false")]
     pub aws_feature_gates: String,
-    /// Feature gates of Karpenter core: NodeRepair, ReservedCapacity (EC2) and StaticCapacity; those of features that Stowage does not have can't be enabled.
+    /// Feature gates of Karpenter core: NodeRepair, ReservedCapacity (EC2), SpotToSpotConsolidation (off by default) and StaticCapacity; those of features that Stowage does not have can't be enabled.
     #[arg(long, env = "FEATURE_GATES", default_value = "NodeRepair=true,ReservedCapacity=true,StaticCapacity=true", value_parser = parse_core_gates)]
     pub feature_gates: String,
 }
@@ -101,6 +101,11 @@ impl AwsArgs {
         gate(&self.feature_gates, "StaticCapacity").unwrap_or(true)
     }
 
+    /// The feature gate SpotToSpotConsolidation: spot nodes are replaced with cheaper spot nodes, off by default.
+    pub fn spot_to_spot(&self) -> bool {
+        gate(&self.feature_gates, "SpotToSpotConsolidation").unwrap_or(false)
+    }
+
     /// Gates of Karpenter core in the list that Stowage does not know. They have no effect.
     pub fn unknown_gates(&self) -> Vec<&str> {
         let known = |name: &&str| GATES.contains(name) || MISSING_GATES.contains(name);
@@ -114,9 +119,9 @@ impl AwsArgs {
 }
 
 /// Gates of Karpenter core.
-const GATES: [&str; 3] = ["NodeRepair", "ReservedCapacity", "StaticCapacity"];
+const GATES: [&str; 4] = ["NodeRepair", "ReservedCapacity", "SpotToSpotConsolidation", "StaticCapacity"];
 /// Gates of Karpenter core whose features Stowage does not have.
-const MISSING_GATES: [&str; 3] = ["CapacityBuffer", "NodeOverlay", "SpotToSpotConsolidation"];
+const MISSING_GATES: [&str; 2] = ["CapacityBuffer", "NodeOverlay"];
 
 /// A list of gates of Karpenter core, each of which Stowage can obey.
 fn parse_core_gates(list: &str) -> Result<String, String> {
@@ -213,7 +218,8 @@ mod tests {
             parse(&["--feature-gates", "NodeRepair=true,ReservedCapacity=false"]).unwrap().options("c1").unwrap();
         assert!(!shut.reserved_capacity);
         assert!(parse(&["--feature-gates", "NodeRepair=true"]).unwrap().static_capacity());
-        assert!(parse(&[]).unwrap().node_repair());
+        assert!(parse(&[]).unwrap().node_repair() && !parse(&[]).unwrap().spot_to_spot());
+        assert!(parse(&["--feature-gates", "SpotToSpotConsolidation=true"]).unwrap().spot_to_spot());
         let off = parse(&["--feature-gates", "StaticCapacity=false,NodeRepair=false"]).unwrap();
         assert!(!off.static_capacity() && !off.node_repair());
     }
@@ -264,7 +270,8 @@ mod tests {
             ("", None),
             ("NodeRepair=true,StaticCapacity=false,,", None),
             ("NodeOverlay=false, SpotToSpotConsolidation = false,CapacityBuffer=false", None),
-            ("NodeRepair=true, SpotToSpotConsolidation = true", Some("SpotToSpotConsolidation")),
+            ("NodeRepair=true, SpotToSpotConsolidation = true", None),
+            ("NodeRepair=true, CapacityBuffer = true", Some("CapacityBuffer")),
             ("NodeOverlay=true,NodeOverlay=false", Some("NodeOverlay")),
             ("CapacityBuffer=1", Some("CapacityBuffer")),
             ("NodeRepair=perhaps", Some("'NodeRepair=perhaps'")),

@@ -55,6 +55,8 @@ pub struct Settings {
     pub node_repair: bool,
     /// Whether static NodePools are served.
     pub static_capacity: bool,
+    /// Whether consolidation replaces spot nodes with spot nodes.
+    pub spot_to_spot: bool,
     pub plan: PlanSettings,
 }
 

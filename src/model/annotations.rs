@@ -77,6 +77,13 @@ pub const ENTRIES: &[Entry] = &[
     ),
     entry(
         Form::Annotation,
+        labels::REPLACEMENT_GENERATION,
+        "NodeClaim",
+        STOWAGE,
+        "of a new node of consolidation: 1, or one more than that of a node it replaces that is younger than an hour; absent is 0",
+    ),
+    entry(
+        Form::Annotation,
         labels::LAUNCH_GROUP,
         "NodeClaim",
         STOWAGE,

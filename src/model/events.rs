@@ -235,6 +235,8 @@ events! {
     SUBNET_DRIFT = "SubnetDrift", Normal, Drift, ["NodeClaim"], Condition,
         "The EC2NodeClass no longer selects the subnet of the instance.";
 
+    CONSOLIDATION_APPROVED = "ConsolidationApproved", Normal, Disruption, ["NodeClaim", "Node", "NodePool"], Event,
+        "Consolidation under the policy `Balanced` begins. The note has the score; on the NodePool, if several nodes are removed together.";
     DISRUPTION_BLOCKED = "DisruptionBlocked", Normal, Disruption, ["NodeClaim", "Node", "NodePool"], Event,
         "On a NodeClaim and its Node: the node is not disrupted now, because the Node or a pod is protected, PodDisruptionBudgets refuse an eviction, pods are expected on it, or it is not initialized; a drifted one, or one that expires soon, also because its pods have no other place. The note says why; the node is evaluated again. On a NodePool: a budget allows no disruption for the reason in the note.";
     DISRUPTION_CANCELED = "DisruptionCanceled", Normal, Disruption, ["NodeClaim", "Node"], No,

@@ -145,6 +145,8 @@ pub const PLANNED_OWNERS: &str = "stowage.dev/planned-owners";
 pub const PLANNED_OFFERING: &str = "stowage.dev/planned-offering";
 /// The most that the instance of a NodeClaim may cost, in USD per hour. Absent: no limit.
 pub const MAX_PRICE: &str = "stowage.dev/max-price";
+/// How many times in a row consolidation replaced young nodes before that of this NodeClaim, itself included: an integer. Absent: 0.
+pub const REPLACEMENT_GENERATION: &str = "stowage.dev/replacement-generation";
 /// Launch group of the NodeClaim, `id/size`: equal NodeClaims that share CreateFleet calls. Absent on a NodeClaim without a group.
 pub const LAUNCH_GROUP: &str = "stowage.dev/launch-group";
 /// Why a NodeClaim is being disrupted, and the deadline: `reason/RFC 3339`.

@@ -61,6 +61,8 @@ pub struct MoveTerms {
     pub until: UnixMillis,
     /// NodeClaim by pod.
     pub sources: BTreeMap<Arc<str>, String>,
+    /// Of consolidation: the replacements in a row that its new nodes are the last of ([`crate::model::labels::REPLACEMENT_GENERATION`]).
+    pub generation: Option<u8>,
 }
 
 impl Owner {

@@ -1,6 +1,6 @@
 //! Metrics of the reconcilers.
 
-use prometheus::{Histogram, IntCounter, IntCounterVec, IntGaugeVec, Registry};
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry};
 
 use crate::telemetry::registry::{self as declared, register};
 
@@ -31,6 +31,8 @@ pub struct ControllerMetrics {
     pub paused: IntGaugeVec,
     pub capped: IntCounterVec,
     pub consolidation_nodes: IntGaugeVec,
+    pub consolidation_moves: IntCounterVec,
+    pub consolidation_score: HistogramVec,
 }
 
 impl ControllerMetrics {
@@ -64,6 +66,8 @@ impl ControllerMetrics {
             paused: register(registry, declared::PAUSED.gauges())?,
             capped: register(registry, declared::RATE_CAPPED.counters())?,
             consolidation_nodes: register(registry, declared::CONSOLIDATION_NODES.gauges())?,
+            consolidation_moves: register(registry, declared::CONSOLIDATION_MOVES.counters())?,
+            consolidation_score: register(registry, declared::CONSOLIDATION_SCORE.histograms())?,
         })
     }
 }

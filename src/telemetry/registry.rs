@@ -13,6 +13,8 @@ const VERDICT_SECONDS: &[f64] =
     &[0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
 /// Buckets of the reconcilers' durations in seconds.
 const RECONCILER_SECONDS: &[f64] = &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+/// Buckets of the scores of moves, the same as in Karpenter.
+const SCORES: &[f64] = &[0.1, 0.25, 0.33, 0.5, 1.0, 2.0, 5.0, 10.0];
 /// Buckets of AWS calls in seconds, the same as in Karpenter's AWS provider.
 const CLOUD_SECONDS: &[f64] = &[
     0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0,
@@ -217,6 +219,18 @@ metrics! {
         "1 while the emergency stop pauses a scope, otherwise 0.";
     CONSOLIDATION_NODES = "consolidation_nodes", Kind::Gauge, Leader, ["blocker": "why the nodes stay, see [consolidation](../disruption.md#why-a-node-stays); `none`: they are removed"],
         "NodeClaims by what the last decision of consolidation found about them.";
+    CONSOLIDATION_MOVES = "consolidation_moves_total", Kind::Counter, Leader, [
+            "decision": "`approved`: it begins; `rejected`: by itself it does not save enough",
+            "nodepool": "name of the NodePool of a removed node",
+            "policy": "its `consolidationPolicy`",
+        ],
+        "Moves of consolidation that were planned, once for each NodePool that they remove nodes of.";
+    CONSOLIDATION_SCORE = "consolidation_score", Kind::Histogram(SCORES), Leader, [
+            "decision": "`approved` from a score of 0.5 on, else `rejected`",
+            "nodepool": "name of the NodePool",
+            "policy": "always `Balanced`",
+        ],
+        "Scores of moves of consolidation under the policy `Balanced`.";
     RATE_CAPPED = "rate_capped_total", Kind::Counter, Leader, ["action": "`purchase`, `disruption`"],
         "Nodes that waited since the cap per minute was reached, counted at each attempt.";
     MESSAGES_REFUSED = "interruption_refused_messages_total", Kind::Counter, Leader, [

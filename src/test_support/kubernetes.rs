@@ -250,6 +250,7 @@ impl FakeApi {
             max_disruptions_per_minute: 100,
             node_repair: true,
             static_capacity: true,
+            spot_to_spot: false,
             plan,
         };
         let metrics = ControllerMetrics::new(&Registry::new()).unwrap();

@@ -68,6 +68,7 @@ pub(crate) fn lead(
         max_disruptions_per_minute: args.max_disruptions_per_minute,
         node_repair: args.aws.node_repair(),
         static_capacity: args.aws.static_capacity(),
+        spot_to_spot: args.aws.spot_to_spot(),
         plan: args.plan.settings(),
     };
     async move {

@@ -23,6 +23,7 @@ use crate::decisions::disruption::progress::{Progress, Step, progress, progress_
 use crate::decisions::disruption::simulate::Targets;
 use crate::decisions::staleness::Removal;
 use crate::planner::Effort;
+use crate::state::plan_record::MoveTerms;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(50), resync: Duration::from_millis(500) };
 /// Attempts to keep room for pods that have none, while other pods are bound.
@@ -75,7 +76,9 @@ async fn reserve_again(ctx: &Arc<Context>, one: &Progress) {
             Err(why) => return roll_back(ctx, &one, &why).await,
         };
         for part in parts {
-            let Some(why) = reserve(ctx, &[], &part, one.record.give_up).await else { continue };
+            let (until, sources) = (one.record.give_up, part.claims_by_pod());
+            let terms = MoveTerms { until, sources, generation: None };
+            let Some(why) = reserve(ctx, &[], &part, &terms).await else { continue };
             if attempt == ATTEMPTS {
                 return roll_back(ctx, &one, &why).await;
             }

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
+use crate::controllers::disruption::scores::report_rejected;
 use crate::controllers::disruption::simulate::{plan_moves, plan_present, simulate, simulator};
 use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::candidates::blocked_by_budgets;
-use crate::decisions::disruption::consolidation::{Consolidation, Decision, Memory, Request};
+use crate::decisions::disruption::consolidation::{Consolidation, Decision, Memory, Priced, Request};
 use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::simulate::Simulator;
@@ -149,7 +150,7 @@ async fn decide(
             if begin.elapsed() > MAX_TIME { None } else { simulate(&ctx, &simulator, without) }
         };
         let mut decision = consolidation.decide(&mut known, simulator.waiting_pods(), simulate, now);
-        let moves = moves(&ctx, &consolidation, &simulator, &decision.claims);
+        let moves = moves(&ctx, &consolidation, &mut known, &simulator, &decision.claims, now);
         decision.claims.retain(|claim| moves.iter().any(|one| one.sources.contains_key(claim)));
         (known, (decision, moves))
     };
@@ -167,17 +168,26 @@ async fn decide(
 }
 
 /// The moves of a decision: by a better plan than those that were compared, unless it is worse.
-fn moves(ctx: &Context, consolidation: &Consolidation, simulator: &Simulator, claims: &[String]) -> Vec<Move> {
+fn moves(
+    ctx: &Context,
+    consolidation: &Consolidation,
+    memory: &mut Memory,
+    simulator: &Simulator,
+    claims: &[String],
+    now: UnixMillis,
+) -> Vec<Move> {
     let without: BTreeSet<String> = claims.iter().cloned().collect();
-    let planned = |effort| {
-        let (outcome, moves) = plan_moves(ctx, simulator, &without, effort)?;
-        let priced = if outcome.obstacles.is_empty() { consolidation.priced(moves) } else { Vec::new() };
-        Some(priced).filter(|priced| !priced.is_empty())
-    };
-    if claims.is_empty() {
-        return Vec::new();
+    for effort in [Effort::Normal, Effort::Quick].into_iter().filter(|_| !claims.is_empty()) {
+        let planned = plan_moves(ctx, simulator, &without, effort);
+        let Some((_, moves)) = planned.filter(|(outcome, _)| outcome.obstacles.is_empty()) else { continue };
+        let Priced { pay, others } = consolidation.priced(moves);
+        if !pay.is_empty() || effort == Effort::Quick {
+            memory.dropped(&others, now);
+            others.iter().for_each(|(one, _)| report_rejected(ctx, one));
+            return pay;
+        }
     }
-    planned(Effort::Normal).or_else(|| planned(Effort::Quick)).unwrap_or_default()
+    Vec::new()
 }
 
 /// Reports the annotations of NodePools that are invalid.

@@ -10,6 +10,7 @@ pub mod replacement;
 pub mod report_only;
 pub mod roll_back;
 pub mod run;
-pub mod simulate;
+pub mod scores;
+mod simulate;
 pub mod start;
 pub mod taint;

@@ -32,6 +32,9 @@ pub fn simulator<'c>(
         let request = SnapshotRequest { pools, settings: &ctx.settings.plan, now };
         ctx.derived.simulator(&ctx.cluster.read(), request, claims)
     };
+    if ctx.settings.spot_to_spot {
+        simulator.allow_spot_to_spot();
+    }
     // These nodes are replaced next: the pods would move again.
     let outdated = {
         let state = ctx.cluster.read();

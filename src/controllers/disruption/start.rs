@@ -10,6 +10,7 @@ use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::mark::mark;
 use crate::controllers::disruption::roll_back::{RETRY, abandon, release};
+use crate::controllers::disruption::scores::report_approved;
 use crate::controllers::provisioning::plan_writer::PlanWriter;
 use crate::decisions::disruption::candidates::pods_to_reschedule;
 use crate::decisions::disruption::ledger::{admitted, admitted_moves};
@@ -21,7 +22,6 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::holds::unheld;
 use crate::decisions::staleness::Removal;
 use crate::model::events;
-use crate::model::time::UnixMillis;
 use crate::planner::output::plan::Plan;
 use crate::state::instance_types::ReadyPool;
 use crate::state::object_ext::ObjectExt;
@@ -98,7 +98,12 @@ async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: Disrup
         replaced_by: None,
     };
     let pods = one.pods();
-    if let Some(why) = reserve(ctx, pools, &one, record.give_up).await {
+    let terms = MoveTerms {
+        until: record.give_up,
+        sources: one.claims_by_pod(),
+        generation: (reason == DisruptionReason::Underutilized).then(|| one.generation(now)),
+    };
+    if let Some(why) = reserve(ctx, pools, &one, &terms).await {
         tracing::info!(sources = ?record.sources, why, "move dropped before any node was marked");
         release(ctx, &pods).await;
         abandon(ctx, record.sources, RETRY);
@@ -112,17 +117,19 @@ async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: Disrup
         start(ctx, name, reason, Some(&record)).await;
     };
     marks.for_each_concurrent(CONCURRENCY, start_source).await;
+    if reason == DisruptionReason::Underutilized {
+        report_approved(ctx, one).await;
+    }
     record.sources.len()
 }
 
 /// Writes the room for the pods of a move: on its targets first, so that no node is launched if other pods took it. Returns why it failed.
-pub(super) async fn reserve(ctx: &Context, pools: &[ReadyPool], one: &Move, until: UnixMillis) -> Option<String> {
+pub(super) async fn reserve(ctx: &Context, pools: &[ReadyPool], one: &Move, terms: &MoveTerms) -> Option<String> {
     let key = |pod: usize| &*one.snapshot.problem.pods[pod].key;
     let on_targets = one.held_on_targets();
     let on_new = Plan { new_nodes: one.plan.new_nodes.clone(), ..Plan::default() };
     for plan in [on_targets, on_new] {
-        let terms = MoveTerms { until, sources: one.claims_by_pod() };
-        let writer = PlanWriter { ctx, pools, snapshot: &one.snapshot, plan: &plan, of_move: Some(terms) };
+        let writer = PlanWriter { ctx, pools, snapshot: &one.snapshot, plan: &plan, of_move: Some(terms.clone()) };
         let written = writer.write(&BTreeMap::new()).await;
         if let Some(pod) = plan.pods().map(key).find(|pod| !written.served.contains(*pod)) {
             return Some(format!("no room could be reserved for pod {pod}"));

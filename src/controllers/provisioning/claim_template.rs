@@ -7,10 +7,8 @@ use kube::{Resource, ResourceExt};
 use crate::api::node_claim::ResourceRequirements;
 use crate::api::{NodeClaim, NodeClaimSpec, NodePool, Requirement, hash};
 use crate::model::labels;
-use crate::model::labels::normalize_key;
-use crate::model::offering::Offering;
 use crate::model::time::UnixMillis;
-use crate::planner::output::plan::{Choice, PlannedNode};
+use crate::planner::output::plan::PlannedNode;
 use crate::state::plan_record::{MoveTerms, Owner, PlanRecord};
 use crate::state::snapshot::Snapshot;
 
@@ -42,6 +40,9 @@ pub fn claim_of(
     if let Some(choice) = node.choices.first() {
         let offering = format!("{}/{}/{}", choice.instance_type.name, choice.zone, choice.capacity_type);
         annotations.insert(labels::PLANNED_OFFERING.into(), offering);
+    }
+    if let Some(generation) = of_move.and_then(|of_move| of_move.generation) {
+        annotations.insert(labels::REPLACEMENT_GENERATION.into(), generation.to_string());
     }
     if let Some(max_price) = node.max_price {
         annotations.insert(labels::MAX_PRICE.into(), format!("{:.6}", max_price.usd()));
@@ -113,25 +114,12 @@ pub fn claim_without_pods(
 /// The distinct values of a label among a node's choices, in the order of the choices.
 fn values_of(node: &PlannedNode, key: &str) -> Vec<String> {
     let mut values: Vec<String> = Vec::new();
-    for value in node.choices.iter().filter_map(|choice| value_of(choice, key)) {
+    for value in node.choices.iter().filter_map(|choice| choice.label(key)) {
         if !values.iter().any(|have| have == value) {
             values.push(value.to_owned());
         }
     }
     values
-}
-
-fn value_of<'c>(choice: &'c Choice, key: &str) -> Option<&'c str> {
-    match normalize_key(key) {
-        labels::INSTANCE_TYPE => Some(&choice.instance_type.name),
-        labels::ZONE => Some(&choice.zone),
-        labels::CAPACITY_TYPE => Some(choice.capacity_type.as_str()),
-        key => choice.instance_type.labels.get(key).map(String::as_str).or_else(|| {
-            let same =
-                |offering: &&Offering| offering.zone == choice.zone && offering.capacity_type == choice.capacity_type;
-            choice.instance_type.offerings.iter().find(same)?.label(key)
-        }),
-    }
 }
 
 /// Lowers `minValues` to the number of values among the choices if a `BestEffort` plan has fewer: the API server refuses a claim
@@ -159,6 +147,7 @@ mod tests {
     use crate::model::offering::{CapacityType, InstanceType};
     use crate::model::resources::Resources;
     use crate::model::units::MicroUsd;
+    use crate::planner::output::plan::Choice;
 
     /// A node with these choices of types, given by family and size, and zones.
     fn planned(types: &[(&str, &str)], zones: &[&str]) -> PlannedNode {

@@ -1,6 +1,7 @@
 //! Consolidation: nodes whose pods fit on the remaining nodes, or on new nodes, at less cost.
 
 pub mod backoff;
+pub mod balanced;
 pub mod market_value;
 pub mod objective;
 pub mod order;
@@ -18,6 +19,7 @@ use kube::ResourceExt;
 use crate::decisions::disruption::blockers::{Blocker, budget_block};
 use crate::decisions::disruption::candidates::{Candidate, PoolAllowance, allowances, candidate};
 use crate::decisions::disruption::consolidation::backoff::Backoff;
+use crate::decisions::disruption::consolidation::balanced::Score;
 use crate::decisions::disruption::consolidation::market_value::{Floor, Market};
 use crate::decisions::disruption::consolidation::objective::PoolTerms;
 use crate::decisions::disruption::consolidation::order::{Source, by_surplus};
@@ -65,6 +67,15 @@ struct MarketCache {
     pools: Vec<ReadyPool>,
     market: Arc<Market>,
     floor: Floor,
+}
+
+impl Memory {
+    /// Records that moves do not pay by themselves. Their nodes are tried again later.
+    pub fn dropped(&mut self, moves: &[(Move, Blocker)], now: UnixMillis) {
+        for (one, why) in moves {
+            one.sources.keys().for_each(|claim| self.backoff.dropped(claim, why.clone(), now));
+        }
+    }
 }
 
 impl MarketCache {
@@ -137,6 +148,14 @@ pub struct Decision {
     pub plans: usize,
 }
 
+/// The moves of a decision, each judged by itself.
+#[derive(Debug, Default)]
+pub struct Priced {
+    pub pay: Vec<Move>,
+    /// Those that do not pay, or whose score is not approved, and why their nodes stay.
+    pub others: Vec<(Move, Blocker)>,
+}
+
 impl Consolidation {
     /// The candidates.
     pub fn begin(state: &ClusterState, holds: &Holds, memory: &mut Memory, request: Request<'_>) -> Self {
@@ -168,6 +187,11 @@ impl Consolidation {
         out.limits.floor.clone_from(&memory.market.floor);
         let newest = Newest::of(state, &out.terms);
         for node in &facts.nodes {
+            if let Some(terms) = out.terms.get_mut(&node.pool) {
+                terms.add_to_totals(node.price, node.settled_units.0);
+            }
+        }
+        for node in &facts.nodes {
             let candidate = match candidate(state, holds, node) {
                 Ok(candidate) => candidate,
                 Err(blocker) => {
@@ -175,7 +199,11 @@ impl Consolidation {
                     continue;
                 }
             };
-            let (units, ordinary_units) = node.units(state, now);
+            let (mut units, ordinary_units) = node.units(state, now);
+            if out.terms.get(&node.pool).is_some_and(PoolTerms::is_balanced) {
+                // The age of pods is no part of its score.
+                units = node.settled_units.0;
+            }
             let source = source(&market, &candidate, units);
             if let Some(terms) = out.terms.get_mut(&node.pool).filter(|_| candidate.pods > 0) {
                 terms.add(MicroUsd(source.price.0 - source.surplus), ordinary_units);
@@ -362,16 +390,41 @@ impl Consolidation {
         }
     }
 
-    /// The moves that pay by themselves, each with the most that its new nodes may cost: what leaves the saving that is needed.
-    pub fn priced(&self, moves: Vec<Move>) -> Vec<Move> {
-        let at_of = self.indexes();
-        let price = |mut one: Move| {
+    /// Judges each move by itself. Those that pay have the most that their new nodes may cost, which leaves the saving that is needed.
+    pub fn priced(&self, moves: Vec<Move>) -> Priced {
+        let (at_of, mut out) = (self.indexes(), Priced::default());
+        for mut one in moves {
             let set: Option<BTreeSet<usize>> = one.sources.keys().map(|claim| at_of.get(&**claim).copied()).collect();
-            let Worth { worth, saving, needed } = self.worth(&set?, &one.purchases());
+            let Some(set) = set else { continue };
+            let Worth { worth, saving, needed } = self.worth(&set, &one.purchases());
             one.limit_prices(MicroUsd(saving.0 - needed.0));
-            (worth > 0).then_some(one)
+            one.scores = self.scores(&set, saving);
+            one.limit_alternatives();
+            if worth > 0 && one.scores.values().all(Score::is_approved) {
+                out.pay.push(one);
+                continue;
+            }
+            let needed = one.scores.values().map(|score| score.needed(saving)).fold(needed, MicroUsd::max);
+            out.others.push((one, Blocker::SavesTooLittle { saving, needed }));
+        }
+        out
+    }
+
+    /// The score of the removal of a set for each of its NodePools with the policy `Balanced`. The saving is divided by the price of the nodes.
+    fn scores(&self, set: &BTreeSet<usize>, saving: MicroUsd) -> BTreeMap<String, Score> {
+        let mut of_pools: BTreeMap<&String, (i64, i64)> = BTreeMap::new();
+        for source in set.iter().map(|at| &self.sources[*at]) {
+            let (price, units) = of_pools.entry(&source.pool).or_default();
+            *price += source.price.0;
+            *units += source.units.0;
+        }
+        let total: i64 = of_pools.values().map(|(price, _)| price).sum();
+        let score = |(pool, (price, units)): (&String, (i64, i64))| {
+            let share = i128::from(saving.0) * i128::from(price) / i128::from(total.max(1));
+            let share = MicroUsd(i64::try_from(share).unwrap_or(i64::MAX));
+            Some((pool.clone(), self.terms_of(pool).score(share, EvictionUnits(units))?))
         };
-        moves.into_iter().filter_map(price).collect()
+        of_pools.into_iter().filter_map(score).collect()
     }
 
     /// The verdict about every node, given the claims that are removed. Candidates that this decision did not try keep the last verdict.

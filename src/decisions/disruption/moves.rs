@@ -3,9 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::api::Requirement;
+use crate::decisions::disruption::consolidation::balanced::Score;
 use crate::decisions::disruption::node_facts::NodeFacts;
+use crate::decisions::disruption::obstacle::MIN_ALTERNATIVES;
+use crate::model::offering::CapacityType;
+use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
-use crate::planner::output::plan::{ExistingNodePlacement, Plan, PlannedNode};
+use crate::planner::output::plan::{Choice, ExistingNodePlacement, Plan, PlannedNode};
 use crate::state::snapshot::Snapshot;
 
 /// Nodes that are removed together, and where their pods go.
@@ -19,6 +24,8 @@ pub struct Move {
     pub plan: Plan,
     /// Hourly price of the sources less that of the new nodes.
     pub saving: MicroUsd,
+    /// Of NodePools of its sources with the policy `Balanced`.
+    pub scores: BTreeMap<String, Score>,
 }
 
 impl Move {
@@ -41,6 +48,26 @@ impl Move {
             let most = MicroUsd(planned.saturating_add(i64::try_from(share).unwrap_or(i64::MAX)));
             node.max_price = Some(node.max_price.map_or(most, |known| known.min(most)));
         }
+    }
+
+    /// Leaves a new spot node that replaces one spot node only the cheapest of its instance types: those that are needed
+    /// ([`MIN_ALTERNATIVES`], `minValues`). Whichever is launched, too few are cheaper to replace it in turn.
+    pub fn limit_alternatives(&mut self) {
+        let (problem, claims) = (&self.snapshot.problem, self.claims_by_pod());
+        for node in &mut self.plan.new_nodes {
+            let pods = node.pods.iter().map(|pod| &problem.pods[*pod].key);
+            let replaced: BTreeSet<&String> = pods.filter_map(|key| claims.get(key)).collect();
+            let replaces_one = replaced.len() == 1 && replaced.iter().all(|claim| self.sources[*claim].is_spot);
+            if replaces_one && is_spot(node) {
+                node.choices = cheapest(&node.choices, &problem.pools[node.pool].requirements);
+            }
+        }
+    }
+
+    /// The replacements in a row that its new nodes are the last of.
+    pub fn generation(&self, now: UnixMillis) -> u8 {
+        let replacements = self.sources.values().filter_map(|facts| facts.replacements(now));
+        replacements.map(|(generation, _)| generation).max().unwrap_or(0).saturating_add(1)
     }
 
     /// NodeClaims of the nodes that exist and take pods.
@@ -82,6 +109,35 @@ impl Move {
     }
 }
 
+/// Whether it may be launched as a spot instance.
+pub fn is_spot(node: &PlannedNode) -> bool {
+    node.choices.iter().any(|choice| choice.capacity_type == CapacityType::Spot)
+}
+
+/// The choices of the cheapest instance types, as many as are needed.
+fn cheapest(choices: &[Choice], requirements: &[Requirement]) -> Arc<[Choice]> {
+    let mut types: Vec<&str> = Vec::new();
+    let is_kept = |types: &[&str], choice: &&Choice| types.contains(&&*choice.instance_type.name);
+    let suffices = |types: &[&str]| {
+        let values = |key: &str| {
+            let kept = choices.iter().filter(|choice| is_kept(types, choice));
+            kept.filter_map(|choice| choice.label(key)).collect::<BTreeSet<_>>().len()
+        };
+        let holds = |least: i64, key: &str| usize::try_from(least).is_ok_and(|least| values(key) >= least);
+        let all = |other: &Requirement| other.min_values.is_none_or(|least| holds(least, &other.key));
+        types.len() >= MIN_ALTERNATIVES && requirements.iter().all(all)
+    };
+    for choice in choices {
+        if !is_kept(&types, &choice) {
+            if suffices(&types) {
+                break;
+            }
+            types.push(&choice.instance_type.name);
+        }
+    }
+    choices.iter().filter(|choice| is_kept(&types, choice)).cloned().collect()
+}
+
 fn price(node: &PlannedNode) -> i64 {
     node.choices.first().map_or(0, |choice| choice.price.0)
 }
@@ -109,6 +165,7 @@ pub fn split<'c>(
             snapshot: Arc::clone(snapshot),
             plan: Plan::default(),
             saving: MicroUsd(0),
+            scores: BTreeMap::new(),
         });
         one.saving.0 += facts.price.0;
         one.sources.insert(claim.clone(), Arc::clone(facts));

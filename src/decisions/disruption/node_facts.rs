@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -9,6 +10,7 @@ use kube::ResourceExt;
 use crate::api::conditions;
 use crate::decisions::disruption::blockers::{Blocker, protection};
 use crate::decisions::disruption::eviction_cost::{EvictionUnits, of_node, of_node_with_ordinary_pods, settled_at};
+use crate::model::labels;
 use crate::model::offering::CapacityType;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
@@ -19,6 +21,9 @@ use crate::state::node_state::reported_allocatable;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::snapshot_cache::Inputs;
 use crate::state::tables::ClusterState;
+
+/// A node that is replaced before this age continues a row of replacements.
+const REPLACEMENTS_IN_A_ROW: Duration = Duration::from_hours(1);
 
 /// A node of ours.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +42,9 @@ pub struct NodeFacts {
     /// As NodePool limits count it.
     pub capacity: Resources,
     pub is_spot: bool,
+    pub created_at: UnixMillis,
+    /// Replacements in a row that it is the last of ([`labels::REPLACEMENT_GENERATION`]).
+    pub generation: u8,
     /// Pods on it that need another node when it is removed, those that are recreated in place included.
     pub pod_count: usize,
     /// What is free on it.
@@ -82,6 +90,12 @@ impl NodeFacts {
             price: types.price(claim),
             capacity: types.capacity(claim),
             is_spot: offering_of(claim).is_some_and(|(_, _, kind)| kind == CapacityType::Spot),
+            created_at: claim.created_at(),
+            generation: claim
+                .annotations()
+                .get(labels::REPLACEMENT_GENERATION)
+                .and_then(|text| text.parse().ok())
+                .unwrap_or(0),
             pod_count: pods().count(),
             free,
             load,
@@ -92,6 +106,12 @@ impl NodeFacts {
             settled_units: (of_node(pods(), settled_at), of_node_with_ordinary_pods(pods(), settled_at)),
             node: name.clone(),
         })
+    }
+
+    /// The replacements in a row that the node is the last of, and until when they count: while it is young.
+    pub fn replacements(&self, now: UnixMillis) -> Option<(u8, UnixMillis)> {
+        let until = self.created_at + REPLACEMENTS_IN_A_ROW;
+        (self.generation > 0 && now < until).then_some((self.generation, until))
     }
 
     /// What the removal of the node costs in evictions, and what it would cost if all pods were ordinary ones.
@@ -152,12 +172,9 @@ impl FactsCache {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use serde_json::json;
 
     use super::*;
-    use crate::model::labels;
     use crate::test_support::objects;
     use crate::test_support::small_cluster::{NOW, SmallCluster};
 

@@ -3,6 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::model::time::UnixMillis;
+
+/// Fewest cheaper instance types with which a spot node is replaced with a spot node (Karpenter core reference 4.8).
+pub const MIN_ALTERNATIVES: usize = 15;
+
 /// Why the removal of a node is not complete, or not wanted to save costs. The first of several counts. Pods are named `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Obstacle {
@@ -22,6 +27,10 @@ pub enum Obstacle {
     DaemonLeftOut,
     /// A pod of a spot node goes to a new spot node, which may be interrupted sooner than the one that runs.
     SpotToSpot,
+    /// The pods of a spot node go to a new spot node of which so few instance types are cheaper than it.
+    FewAlternatives(usize),
+    /// Its pods need a new node, and it was itself the last of so many replacements in a row, until this time.
+    RepeatedReplacement(u8, UnixMillis),
 }
 
 impl Obstacle {
@@ -48,6 +57,8 @@ impl Obstacle {
             Self::InvalidPod(_) => "invalid_pod",
             Self::DaemonLeftOut => "daemon_left_out",
             Self::SpotToSpot => "spot_to_spot",
+            Self::FewAlternatives(_) => "few_alternatives",
+            Self::RepeatedReplacement(..) => "repeated_replacement",
         }
     }
 
@@ -58,7 +69,12 @@ impl Obstacle {
             | Self::NeededByWaitingPod(pod)
             | Self::TargetNotInitialized(pod)
             | Self::InvalidPod(pod) => Some(pod),
-            Self::LeftOutOfPlans | Self::LateNode(_) | Self::DaemonLeftOut | Self::SpotToSpot => None,
+            Self::LeftOutOfPlans
+            | Self::LateNode(_)
+            | Self::DaemonLeftOut
+            | Self::SpotToSpot
+            | Self::FewAlternatives(_)
+            | Self::RepeatedReplacement(..) => None,
         }
     }
 }
@@ -83,7 +99,20 @@ impl fmt::Display for Obstacle {
             Self::DaemonLeftOut => f.write_str(
                 "its pods need a new node, which would have no room for the pods of a DaemonSet that is left out of plans",
             ),
-            Self::SpotToSpot => f.write_str("its pods need a new node, and can't replace a spot node with a spot node"),
+            Self::SpotToSpot => f.write_str(
+                "its pods need a new node, and can't replace a spot node with a spot node: the feature gate SpotToSpotConsolidation is off",
+            ),
+            Self::FewAlternatives(types) => write!(
+                f,
+                "can't replace a spot node with a spot node: only {types} instance types for its pods are cheaper, and \
+                 {MIN_ALTERNATIVES} are needed so that the new node is not interrupted soon; allow more types"
+            ),
+            Self::RepeatedReplacement(generation, until) => write!(
+                f,
+                "its pods need a new node, and it is itself replacement {generation} in a row within an hour: prices, demand or capacity go \
+                 back and forth; until {} it is removed only when its pods have room on nodes that exist",
+                until.rfc3339()
+            ),
         }
     }
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::decisions::demand::{demand, moved_pods, unattempted};
 use crate::decisions::disruption::late_nodes::pools_with_late_nodes;
-use crate::decisions::disruption::moves::{Move, split};
+use crate::decisions::disruption::moves::{Move, is_spot, split};
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
-use crate::decisions::disruption::obstacle::Obstacle;
+use crate::decisions::disruption::obstacle::{MIN_ALTERNATIVES, Obstacle};
 use crate::decisions::disruption::progress::unheld_pods;
 use crate::decisions::disruption::size::{Size, less, size, sum};
 use crate::decisions::provisioning::supply_quarantine::{Source, SupplyQuarantine};
@@ -19,12 +19,15 @@ use crate::planner::columns::table::ColumnCache;
 use crate::planner::input::node::NodeState;
 use crate::planner::input::pod::PodEntry;
 use crate::planner::input::problem::Problem;
-use crate::planner::output::plan::Plan;
+use crate::planner::output::plan::{Choice, Plan, PlannedNode};
 use crate::planner::{Effort, plan_with};
 use crate::state::plan_record::Holds;
 use crate::state::snapshot::{Snapshot, SnapshotRequest, take};
 use crate::state::snapshot_cache::{NodeRef, SnapshotCache};
 use crate::state::tables::ClusterState;
+
+/// Replacements in a row within an hour after which a node is only removed without new nodes: the prices go back and forth.
+const MAX_REPLACEMENTS: u8 = 2;
 
 /// Result of a simulated removal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,6 +75,8 @@ pub struct Simulator {
     targets: Targets,
     /// Nodes that are closed until a pod has no other place, as they were before, by claim.
     avoided: BTreeMap<String, Arc<NodeState>>,
+    /// Whether a new spot node may replace a spot node.
+    spot_to_spot: bool,
     /// NodePools of which no new node is bought, with a NodeClaim whose node does not start up.
     late: BTreeMap<String, String>,
 }
@@ -148,7 +153,13 @@ impl Simulator {
         });
         let removable = removable.collect();
         let late = pools_with_late_nodes(state, request.now);
-        Self { snapshot, removable, daemons_left_out: false, targets: Targets::Any, avoided: BTreeMap::new(), late }
+        let (targets, avoided) = Default::default();
+        Self { snapshot, removable, daemons_left_out: false, targets, avoided, spot_to_spot: false, late }
+    }
+
+    /// Lets a new spot node replace a spot node, if enough instance types are cheaper.
+    pub fn allow_spot_to_spot(&mut self) {
+        self.spot_to_spot = true;
     }
 
     /// Limits where pods may go.
@@ -291,14 +302,15 @@ impl Simulator {
             for (claim, pod) in node.pods.iter().filter_map(|pod| Some((claim_of(pod)?, size_of(pod)))) {
                 out.bought.entry(claim.clone()).or_default().0 += share(price, pod, load);
             }
-            let is_spot = node.choices.iter().any(|choice| choice.capacity_type == CapacityType::Spot);
-            for claim in node.pods.iter().filter_map(claim_of) {
+            let replaced: BTreeSet<&String> = node.pods.iter().filter_map(claim_of).collect();
+            for claim in &replaced {
                 if let Some(late) = self.late.get(&**pool) {
                     out.find(claim, Obstacle::LateNode(late.clone()));
                 } else if self.daemons_left_out {
                     out.find(claim, Obstacle::DaemonLeftOut);
-                } else if is_spot && self.removable.get(claim).is_some_and(|removable| removable.facts.is_spot) {
-                    out.find(claim, Obstacle::SpotToSpot);
+                } else if let Some(Removable { facts, .. }) = self.removable.get(*claim) {
+                    let obstacle = self.obstacle_to_cheaper(node, facts, replaced.len() == 1);
+                    obstacle.into_iter().for_each(|obstacle| out.find(claim, obstacle));
                 }
             }
         }
@@ -327,6 +339,25 @@ impl Simulator {
             }
         }
         out
+    }
+
+    /// Why a new node does not replace a node to save costs. `is_alone`: it replaces no other.
+    fn obstacle_to_cheaper(&self, node: &PlannedNode, facts: &NodeFacts, is_alone: bool) -> Option<Obstacle> {
+        if let Some((generation, until)) = facts.replacements(self.snapshot.taken_at)
+            && generation >= MAX_REPLACEMENTS
+        {
+            return Some(Obstacle::RepeatedReplacement(generation, until));
+        }
+        if !(facts.is_spot && is_spot(node)) {
+            return None;
+        }
+        if !self.spot_to_spot {
+            return Some(Obstacle::SpotToSpot);
+        }
+        let is_cheaper = |choice: &&Choice| choice.capacity_type == CapacityType::Spot && choice.price < facts.price;
+        let cheaper = node.choices.iter().filter(is_cheaper).map(|choice| &choice.instance_type.name);
+        let types = cheaper.collect::<BTreeSet<_>>().len();
+        (is_alone && types < MIN_ALTERNATIVES).then_some(Obstacle::FewAlternatives(types))
     }
 
     /// The problem without these nodes, and the objects behind its nodes.

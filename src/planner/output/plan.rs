@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::api::Requirement;
-use crate::model::offering::{CapacityType, InstanceType};
+use crate::model::labels::{self, normalize_key};
+use crate::model::offering::{CapacityType, InstanceType, Offering};
 use crate::model::resources::Resources;
 use crate::model::units::MicroUsd;
 
@@ -15,6 +16,22 @@ pub struct Choice {
     pub capacity_type: CapacityType,
     /// Price as paid.
     pub price: MicroUsd,
+}
+
+impl Choice {
+    /// The value of a label of a node that is launched as this offering.
+    pub fn label(&self, key: &str) -> Option<&str> {
+        match normalize_key(key) {
+            labels::INSTANCE_TYPE => Some(&self.instance_type.name),
+            labels::ZONE => Some(&self.zone),
+            labels::CAPACITY_TYPE => Some(self.capacity_type.as_str()),
+            key => self.instance_type.labels.get(key).map(String::as_str).or_else(|| {
+                let same =
+                    |offering: &&Offering| offering.zone == self.zone && offering.capacity_type == self.capacity_type;
+                self.instance_type.offerings.iter().find(same)?.label(key)
+            }),
+        }
+    }
 }
 
 /// A node to purchase.

@@ -96,7 +96,7 @@ fn move_of(ctx: &Context, claims: &[&str]) -> Move {
     let facts = ctx.derived.facts(&ctx.cluster.read(), &[]).nodes;
     let sources = facts.into_iter().filter(|node| claims.contains(&&*node.claim));
     let sources = sources.map(|node| (node.claim.clone(), node)).collect();
-    Move { sources, snapshot: Arc::default(), plan: Plan::default(), saving: MicroUsd(0) }
+    Move { sources, snapshot: Arc::default(), plan: Plan::default(), saving: MicroUsd(0), scores: BTreeMap::new() }
 }
 
 #[tokio::test]

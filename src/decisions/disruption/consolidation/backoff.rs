@@ -7,7 +7,7 @@ use crate::decisions::disruption::blockers::Blocker;
 use crate::decisions::disruption::obstacle::Obstacle;
 use crate::model::time::UnixMillis;
 
-/// First and longest backoff of a node whose pods have no other place; it doubles.
+/// First and longest backoff of a node whose pods have no other place, or not a cheaper one; it doubles.
 const BLOCKED: (Duration, Duration) = (Duration::from_mins(1), Duration::from_mins(15));
 
 /// Backoff by claim.
@@ -27,11 +27,16 @@ struct Entry {
 impl Backoff {
     /// Records that the pods of a node have no other place.
     pub fn blocked(&mut self, claim: &str, why: Obstacle, now: UnixMillis) {
-        self.failed(
-            claim,
-            BLOCKED.0,
-            Entry { since: now, wait: BLOCKED.0, why: Blocker::Obstacle(why), needs_room: true },
-        );
+        self.needs_room(claim, Blocker::Obstacle(why), now);
+    }
+
+    /// Records that a move of a node does not pay by itself.
+    pub fn dropped(&mut self, claim: &str, why: Blocker, now: UnixMillis) {
+        self.needs_room(claim, why, now);
+    }
+
+    fn needs_room(&mut self, claim: &str, why: Blocker, now: UnixMillis) {
+        self.failed(claim, BLOCKED.0, Entry { since: now, wait: BLOCKED.0, why, needs_room: true });
     }
 
     /// Records that the removal of a node was rolled back. It is left alone for at least this time.

@@ -1,13 +1,14 @@
 //! The objective of consolidation: what the removal of nodes saves per hour, less what the evictions and new nodes cost.
 //!
 //! An eviction costs a fraction of the market value of what is evicted, not of the present bill: in an oversized cluster evictions would be
-//! most expensive when they are worth most.
+//! most expensive when they are worth most. Under the policy `Balanced` they cost what its score demands.
 
 use std::time::Duration;
 
 use kube::ResourceExt;
 
 use crate::api::{NodePool, duration};
+use crate::decisions::disruption::consolidation::balanced::{PoolTotals, Score};
 use crate::decisions::disruption::eviction_cost::EvictionUnits;
 use crate::model::labels;
 use crate::model::units::MicroUsd;
@@ -23,6 +24,9 @@ const OVERLAP: Duration = Duration::from_mins(5);
 /// Least saving of a removal that needs new nodes, in thousandths of the price of the removed nodes, unless the NodePool has another.
 const MIN_SAVING: i64 = 50;
 
+/// The `consolidationPolicy` with a score.
+const BALANCED: &str = "Balanced";
+
 /// What evictions and savings of a NodePool's nodes are worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolTerms {
@@ -36,6 +40,8 @@ pub struct PoolTerms {
     market_value: i64,
     /// Eviction cost of all its nodes if all pods were ordinary ones.
     units: EvictionUnits,
+    /// All its nodes, if its policy is `Balanced`.
+    balanced: Option<PoolTotals>,
 }
 
 fn millis(duration: Duration) -> i64 {
@@ -55,6 +61,7 @@ impl Default for PoolTerms {
             min_eviction_interval: 0,
             market_value: 0,
             units: EvictionUnits(0),
+            balanced: None,
         }
     }
 }
@@ -79,7 +86,12 @@ impl PoolTerms {
         terms.min_eviction_interval =
             read(labels::MIN_EVICTION_INTERVAL, |text| duration::parse(text).ok(), "a duration, such as 30m")
                 .unwrap_or(0);
+        terms.balanced = (pool.spec.disruption.consolidation_policy == BALANCED).then(PoolTotals::default);
         (terms, errors)
+    }
+
+    pub fn is_balanced(&self) -> bool {
+        self.balanced.is_some()
     }
 
     /// Consolidation evicts no pod of a workload whose newest pod is younger; `None` where it does not matter.
@@ -94,8 +106,24 @@ impl PoolTerms {
         self.units.0 = self.units.0.saturating_add(units.0);
     }
 
+    /// Adds any node of the NodePool to what the policy `Balanced` compares moves with.
+    pub fn add_to_totals(&mut self, price: MicroUsd, units: EvictionUnits) {
+        if let Some(totals) = &mut self.balanced {
+            totals.price.0 = totals.price.0.saturating_add(price.0);
+            totals.units.0 = totals.units.0.saturating_add(units.0);
+        }
+    }
+
+    /// The score of this saving for these evictions; `None` unless the policy is `Balanced`.
+    pub fn score(&self, saving: MicroUsd, units: EvictionUnits) -> Option<Score> {
+        self.balanced.map(|totals| Score { saving, units, totals })
+    }
+
     /// What evictions cost.
     pub fn eviction_cost(&self, units: EvictionUnits) -> MicroUsd {
+        if let Some(totals) = &self.balanced {
+            return totals.eviction_cost(units);
+        }
         let value = scaled(self.market_value, units.0, self.units.0);
         MicroUsd(scaled(value, millis(EVICTION_PERIOD), self.payback))
     }
@@ -158,6 +186,22 @@ mod tests {
         most.add(MicroUsd(i64::MAX), EvictionUnits(1));
         most.add(MicroUsd(i64::MAX), EvictionUnits(i64::MAX));
         assert!(most.eviction_cost(EvictionUnits(i64::MAX)).0 > 0, "no overflow");
+    }
+
+    #[test]
+    fn under_balanced_evictions_cost_half_their_share_of_the_pool() {
+        let pool =
+            |policy: &str| objects::node_pool("p", &json!({"spec": {"disruption": {"consolidationPolicy": policy}}}));
+        for (policy, cost, has_score) in [("Balanced", 49_999, true), ("WhenEmptyOrUnderutilized", 1_000, false)] {
+            let (mut terms, errors) = PoolTerms::of(&pool(policy));
+            assert!(errors.is_empty());
+            terms.add_to_totals(MicroUsd(1_000_000), EvictionUnits(100_000));
+            terms.add(MicroUsd(100_000), EvictionUnits(100_000));
+            let evicted = EvictionUnits(10_000);
+            assert_eq!(terms.eviction_cost(evicted), MicroUsd(cost));
+            let score = terms.score(MicroUsd(50_000), evicted);
+            assert_eq!(score.map(|score| score.is_approved()), has_score.then_some(true), "{policy}");
+        }
     }
 
     #[test]

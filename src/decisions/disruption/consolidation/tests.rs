@@ -8,6 +8,7 @@ use crate::test_support::objects;
 use crate::test_support::small_cluster::{NOW, SmallCluster};
 
 mod blockers;
+mod policies;
 
 /// Nodes of the cluster that are removed now, with what was decided.
 fn decide_with(cluster: &SmallCluster, memory: &mut Memory, most: usize, now: UnixMillis) -> Decision {
