@@ -183,7 +183,9 @@ fn moves(
         let Priced { pay, others } = consolidation.priced(moves);
         if !pay.is_empty() || effort == Effort::Quick {
             memory.dropped(&others, now);
-            others.iter().for_each(|(one, _)| report_rejected(ctx, one));
+            for (one, _) in &others {
+                report_rejected(ctx, one);
+            }
             return pay;
         }
     }

@@ -35,18 +35,15 @@ pub async fn report_approved(ctx: &Context, one: &Move) {
     for (pool, score) in &one.scores {
         let note = score.to_string();
         let event = events::CONSOLIDATION_APPROVED.note(&note);
-        match &*one.sources.keys().collect::<Vec<_>>() {
-            [claim] => {
-                let claim = ctx.cluster.read().claims.get(*claim).cloned();
-                if let Some(claim) = claim {
-                    ctx.emit_for_claim_and_node(&claim, event).await;
-                }
+        if let [claim] = &*one.sources.keys().collect::<Vec<_>>() {
+            let claim = ctx.cluster.read().claims.get(*claim).cloned();
+            if let Some(claim) = claim {
+                ctx.emit_for_claim_and_node(&claim, event).await;
             }
-            _ => {
-                let pool = ctx.cluster.read().pools.get(pool).cloned();
-                if let Some(pool) = pool {
-                    ctx.emit(reference(&*pool), event).await;
-                }
+        } else {
+            let pool = ctx.cluster.read().pools.get(pool).cloned();
+            if let Some(pool) = pool {
+                ctx.emit(reference(&*pool), event).await;
             }
         }
     }

@@ -308,9 +308,10 @@ impl Simulator {
                     out.find(claim, Obstacle::LateNode(late.clone()));
                 } else if self.daemons_left_out {
                     out.find(claim, Obstacle::DaemonLeftOut);
-                } else if let Some(Removable { facts, .. }) = self.removable.get(*claim) {
-                    let obstacle = self.obstacle_to_cheaper(node, facts, replaced.len() == 1);
-                    obstacle.into_iter().for_each(|obstacle| out.find(claim, obstacle));
+                } else if let Some(Removable { facts, .. }) = self.removable.get(*claim)
+                    && let Some(obstacle) = self.obstacle_to_cheaper(node, facts, replaced.len() == 1)
+                {
+                    out.find(claim, obstacle);
                 }
             }
         }

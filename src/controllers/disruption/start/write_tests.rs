@@ -2,6 +2,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::api::NodePool;
 use crate::controllers::disruption::consolidation;
 use crate::controllers::disruption::simulate::{simulate, simulator};
 use crate::controllers::disruption::taint::taint;
@@ -295,7 +296,7 @@ async fn f4_a_move_to_a_new_node_begins_under_every_failure() {
     };
     insta::assert_snapshot!(transcript(setup, decided).await, @r#"
     undisturbed: 1 begun
-      POST nodeclaims {"apiVersion":"karpenter.sh/v1","kind":"NodeClaim","metadata":{"annotations":{"karpenter.sh/nodepool-hash":"12956780401768863148","karpenter.sh/nodepool-hash-version":"v3","stowage.dev/hold-until":"TIME","stowage.dev/max-price":"0.729600","stowage.dev/planned-offering":"m5.large/z/on-demand","stowage.dev/planned-owners":"{\"n/on-big\":{\"at_ms\":MILLIS,\"source\":\"big\",\"uid\":\"r\",\"until_ms\":MILLIS}}","stowage.dev/planned-pods":"[\"n/on-big\"]"},"finalizers":["karpenter.sh/termination"],"generateName":"p-","labels":{"karpenter.k8s.aws/ec2nodeclass":"default","karpenter.sh/nodepool":"p","team":"p"},"ownerReferences":[{"apiVersion":"karpenter.sh/v1","blockOwnerDeletion":true,"kind":"NodePool","name":"p","uid":"uid-p"}]},"spec":{"expireAfter":"720h","nodeClassRef":{"group":"karpenter.k8s.aws","kind":"EC2NodeClass","name":"default"},"requirements":[{"key":"node.kubernetes.io/instance-type","operator":"In","values":["m5.large","m5.4xlarge"]},{"key":"topology.kubernetes.io/zone","operator":"In","values":["z"]},{"key":"karpenter.sh/capacity-type","operator":"In","values":["on-demand"]}],"resources":{"requests":{"cpu":"1500m","pods":"1"}}}}
+      POST nodeclaims {"apiVersion":"karpenter.sh/v1","kind":"NodeClaim","metadata":{"annotations":{"karpenter.sh/nodepool-hash":"12956780401768863148","karpenter.sh/nodepool-hash-version":"v3","stowage.dev/hold-until":"TIME","stowage.dev/max-price":"0.729600","stowage.dev/planned-offering":"m5.large/z/on-demand","stowage.dev/planned-owners":"{\"n/on-big\":{\"at_ms\":MILLIS,\"source\":\"big\",\"uid\":\"r\",\"until_ms\":MILLIS}}","stowage.dev/planned-pods":"[\"n/on-big\"]","stowage.dev/replacement-generation":"1"},"finalizers":["karpenter.sh/termination"],"generateName":"p-","labels":{"karpenter.k8s.aws/ec2nodeclass":"default","karpenter.sh/nodepool":"p","team":"p"},"ownerReferences":[{"apiVersion":"karpenter.sh/v1","blockOwnerDeletion":true,"kind":"NodePool","name":"p","uid":"uid-p"}]},"spec":{"expireAfter":"720h","nodeClassRef":{"group":"karpenter.k8s.aws","kind":"EC2NodeClass","name":"default"},"requirements":[{"key":"node.kubernetes.io/instance-type","operator":"In","values":["m5.large","m5.4xlarge"]},{"key":"topology.kubernetes.io/zone","operator":"In","values":["z"]},{"key":"karpenter.sh/capacity-type","operator":"In","values":["on-demand"]}],"resources":{"requests":{"cpu":"1500m","pods":"1"}}}}
       PATCH nodeclaims/big {"metadata":{"annotations":{"stowage.dev/disrupting":"Underutilized/","stowage.dev/move":"{\"at\":\"TIME\",\"give_up\":\"TIME\",\"id\":\"big/TIME\",\"sources\":[\"big\"],\"usd_per_hour\":0.672}"},"resourceVersion":"3"}}
       PATCH nodes/big {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"4"},"spec":{"taints":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
       event Normal DisruptionTerminating on NodeClaim/big: disrupting node: Underutilized
@@ -333,6 +334,41 @@ async fn f4_a_move_to_a_new_node_begins_under_every_failure() {
       crash before: stopped; again: 0 begun, 1 write, as undisturbed
       crash after: stopped; again: 0 begun, no write, as undisturbed
     "#);
+}
+
+/// Karpenter core reference 4.11: a move of one node is reported on it, one of several on their NodePool.
+#[tokio::test]
+async fn a_move_under_balanced_is_reported_and_counted_with_its_score() {
+    let score = "score 1.00 >= threshold 0.50 (k: 2, savings 50.0%, disruption 50.0%)";
+    for (names, about, note) in [
+        // Both nodes cost the same, and have a pod.
+        (&["light", "other"][..], &["NodeClaim/light", "Node/light"][..], score),
+        (&["a", "b"], &["NodePool/p"], "score 1.32 >= threshold 0.50 (k: 2, savings 88.2%, disruption 66.7%)"),
+    ] {
+        let world = consolidation_world::world(&["p"], "100%");
+        let mut pool = world.api.stored("nodepools/p").unwrap();
+        pool["spec"]["disruption"]["consolidationPolicy"] = json!("Balanced");
+        world.api.put(&serde_json::from_value::<NodePool>(pool).unwrap());
+        if names[0] == "light" {
+            add(&world, "light", "p", None, "100m");
+            add(&world, "other", "p", None, "1500m");
+        } else {
+            // Both pods need a new node, which costs an eighth of each: four of six units, for 1.44 of 1.632 USD.
+            for name in names {
+                add_of_type(&world, name, "p", None, "900m", ("m5.4xlarge", "2"));
+            }
+            add(&world, "full", "p", None, "1900m");
+        }
+        let ctx = world.context();
+        assert_eq!(decided(Arc::clone(&ctx)).await, format!("{} begun", about.len() % 2 + 1));
+        let approved = world.api.events().into_iter().filter(|event| event.contains("ConsolidationApproved"));
+        let expected: Vec<String> =
+            about.iter().map(|about| format!("Normal ConsolidationApproved on {about}: {note}")).collect();
+        assert_eq!(approved.collect::<Vec<_>>(), expected);
+        let labels = ["approved", "p", "Balanced"];
+        assert_eq!(ctx.metrics.consolidation_moves.with_label_values(&labels).get(), 1);
+        assert_eq!(ctx.metrics.consolidation_score.with_label_values(&labels).get_sample_count(), 1);
+    }
 }
 
 /// Other pods took the room between the decision and its writes: nothing is purchased, and nothing stays.
