@@ -54,7 +54,7 @@ pub struct AwsArgs {
     #[arg(long, env = "AWS_FEATURE_GATES", default_value = "NodeClassCEL=false")]
     pub aws_feature_gates: String,
     /// Feature gates of Karpenter core: NodeRepair, ReservedCapacity (EC2), SpotToSpotConsolidation (off by default) and StaticCapacity; those of features that Stowage does not have can't be enabled.
-    #[arg(long, env = "FEATURE_GATES", default_value = "NodeRepair=true,ReservedCapacity=true,StaticCapacity=true", value_parser = parse_core_gates)]
+    #[arg(long, env = "FEATURE_GATES", default_value = "NodeRepair=true,ReservedCapacity=true,SpotToSpotConsolidation=false,StaticCapacity=true", value_parser = parse_core_gates)]
     pub feature_gates: String,
 }
 

@@ -234,7 +234,7 @@ pub const ENTRIES: &[Entry] = &[
         labels::DO_NOT_DISRUPT,
         "Pod, Node, NodeClaim",
         USER,
-        "any value but `false` forbids voluntary disruption; a duration, such as `30m`, on a pod does so for this time from its start",
+        "any value but `false` forbids voluntary disruption; a duration, such as `30m`, does so for this time from the start of the pod, or the creation of the Node or NodeClaim",
     ),
     entry(
         Form::Annotation,

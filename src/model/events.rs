@@ -133,12 +133,16 @@ macro_rules! events {
 }
 
 events! {
+    DO_NOT_DISRUPT_ENDED = "DoNotDisruptGracePeriodElapsed", Normal, Pods, ["Pod"], Event,
+        "The time for which `karpenter.sh/do-not-disrupt` protected the pod is over.";
+    DO_NOT_DISRUPT_UNTIL = "DoNotDisruptUntil", Normal, Pods, ["Pod"], Event,
+        "`karpenter.sh/do-not-disrupt` protects the pod until the time in the note. Emitted once, and again by another leader.";
     EVICTED = "Evicted", Normal, Pods, ["Pod"], Event,
         "The pod was evicted because its node is drained. The note names the node.";
     FAILED_SCHEDULING = "FailedScheduling", Warning, Pods, ["Pod"], Event,
         "No node can be purchased for the pod, or the pod cannot be parsed. The note names each NodePool and its first obstacle: change the pod or a NodePool.";
-    INVALID_DO_NOT_DISRUPT = "InvalidDoNotDisruptAnnotation", Warning, Pods, ["Pod"], Event,
-        "`karpenter.sh/do-not-disrupt` of the pod is neither `true` nor `false` nor a duration. The pod is protected without an end; the note says what to write.";
+    INVALID_DO_NOT_DISRUPT = "InvalidDoNotDisruptAnnotation", Warning, Pods, ["Pod", "Node", "NodeClaim"], Event,
+        "`karpenter.sh/do-not-disrupt` is neither `true` nor `false` nor a duration. The pod or node is protected without an end; the note says what to write.";
     NOMINATED = "Nominated", Normal, Pods, ["Pod"], Event,
         "The pod is planned on a new node. The note names the planned instance type and zone.";
     PURCHASED_IN_VAIN = "PurchasedInVain", Warning, Pods, ["Pod", "NodePool"], No,

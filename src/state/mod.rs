@@ -16,6 +16,7 @@ pub mod plan_index;
 pub mod plan_record;
 pub mod pod_budgets;
 pub mod pods;
+pub mod protections;
 pub mod snapshot;
 pub mod snapshot_cache;
 pub mod tables;

@@ -93,7 +93,9 @@ pub fn registered(
         price: claim.map(|claim| types.price(claim)).unwrap_or_default(),
         tenure: match claim {
             None => Tenure::NotOurs,
-            Some(claim) if node.is_protected() || claim.is_protected() || is_protected_by_a_pod => Tenure::Stays,
+            Some(claim) if state.is_protected(node) || state.is_protected(&**claim) || is_protected_by_a_pod => {
+                Tenure::Stays
+            }
             Some(_) => Tenure::MayBeRemoved,
         },
     };

@@ -35,11 +35,6 @@ pub trait ObjectExt: ResourceExt {
         self.annotations().get(key).is_some_and(|value| value == "true")
     }
 
-    /// Whether the annotation `karpenter.sh/do-not-disrupt` protects the object.
-    fn is_protected(&self) -> bool {
-        self.annotations().get(labels::DO_NOT_DISRUPT).is_some_and(|value| labels::forbids_disruption(value))
-    }
-
     /// Whether the finalizer is set.
     fn has_finalizer(&self, name: &str) -> bool {
         self.finalizers().iter().any(|finalizer| finalizer == name)

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::api::duration;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::planner::input::pod::PodEntry;
+use crate::state::protections::{is_invalid, protected_until};
 
 /// The scheduler's progress with a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,12 +94,6 @@ const MAX_GRACE_PERIOD: Duration = Duration::from_hours(8784);
 /// `terminationGracePeriodSeconds` of a pod that sets none.
 const DEFAULT_GRACE_SECONDS: i64 = 30;
 
-/// How long `karpenter.sh/do-not-disrupt` protects with this value, if it is a duration.
-fn lasts(do_not_disrupt: &str) -> Option<Duration> {
-    let millis = duration::parse(do_not_disrupt).ok()?;
-    u64::try_from(millis).ok().filter(|millis| *millis > 0).map(Duration::from_millis)
-}
-
 impl PodRecord {
     /// Reduces a pod. `entry` is the interner's result.
     pub fn new(pod: &Pod, entry: Result<PodEntry, String>) -> Self {
@@ -130,9 +124,9 @@ impl PodRecord {
             }
         };
         let annotation = |key: &str| meta.annotations.as_ref().and_then(|map| map.get(key)).map(String::as_str);
-        let do_not_disrupt = annotation(labels::DO_NOT_DISRUPT).filter(|value| labels::forbids_disruption(value));
-        let started = || status?.start_time.as_ref().map(UnixMillis::from);
-        let until = |value: &str| started().zip(lasts(value)).map_or(UnixMillis::MAX, |(at, lasts)| at + lasts);
+        let do_not_disrupt = annotation(labels::DO_NOT_DISRUPT);
+        let started = status.and_then(|status| status.start_time.as_ref().map(UnixMillis::from));
+        let protected_until = protected_until(do_not_disrupt, started);
         let tolerates_disruption = spec.is_some_and(|spec| {
             spec.tolerations.iter().flatten().any(|toleration| {
                 toleration.effect.as_deref().is_none_or(|effect| effect.is_empty() || effect == "NoSchedule")
@@ -164,9 +158,9 @@ impl PodRecord {
             keeps_name: owner.is_some_and(|owner| owner.kind == "StatefulSet"),
             mirror: annotation("kubernetes.io/config.mirror").is_some()
                 || owner.is_some_and(|owner| owner.kind == "Node"),
-            do_not_disrupt: do_not_disrupt.is_some(),
-            protected_until: do_not_disrupt.map_or(UnixMillis::MIN, until),
-            invalid_do_not_disrupt: do_not_disrupt.is_some_and(|value| value != "true" && lasts(value).is_none()),
+            do_not_disrupt: protected_until > UnixMillis::MIN,
+            protected_until,
+            invalid_do_not_disrupt: do_not_disrupt.is_some_and(is_invalid),
             tolerates_disruption,
             critical: spec
                 .and_then(|spec| spec.priority_class_name.as_deref())

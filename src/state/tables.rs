@@ -27,6 +27,7 @@ use crate::state::plan_index::PlanIndex;
 use crate::state::plan_record::PlanRecord;
 use crate::state::pod_budgets::PodBudgets;
 use crate::state::pods::{PodRecord, Scheduling};
+use crate::state::protections::{Protected, Protections, protection_ends};
 
 /// Maximum number of schedulers that are remembered.
 const MAX_SCHEDULERS: usize = 100;
@@ -48,8 +49,8 @@ pub struct ClusterState {
     schedulers: BTreeSet<Box<str>>,
     /// When a pod was last bound to or removed from a node, by node. DaemonSet pods do not count.
     pub last_pod_event: HashMap<Arc<str>, UnixMillis>,
-    /// Ends of protections by `karpenter.sh/do-not-disrupt`, with the key of the pod.
-    protections: BTreeSet<(UnixMillis, String)>,
+    /// Protections of pods, Nodes and NodeClaims by `karpenter.sh/do-not-disrupt` with a duration.
+    pub protections: Protections,
     /// Nodes by name.
     pub nodes: BTreeMap<String, Arc<Node>>,
     /// Node name by provider id; of several Nodes with one provider id, the Node that [`Self::claim_of`] gives the NodeClaim to.
@@ -173,8 +174,8 @@ impl ClusterState {
             self.hold_revision += u64::from(affects(&record) || self.pods.get(&key).is_some_and(affects));
         }
         self.unlink(&key);
-        if record.do_not_disrupt && record.protected_until < UnixMillis::MAX {
-            self.protections.insert((record.protected_until, key.clone()));
+        if record.do_not_disrupt {
+            self.protections.add(record.protected_until, Protected::Pod(key.clone()));
         }
         if counts && let Some(node) = &record.node {
             // A pod that is observed for the first time, after a start, may have been there for long.
@@ -228,21 +229,29 @@ impl ClusterState {
         }
     }
 
-    /// Whether a protection of a pod by `karpenter.sh/do-not-disrupt` with a duration is over.
-    pub fn has_ended_protections(&self, now: UnixMillis) -> bool {
-        self.protections.first().is_some_and(|(until, _)| *until <= now)
-    }
-
     /// Ends the protections that are over.
     pub fn end_protections(&mut self, now: UnixMillis) {
-        while self.has_ended_protections(now) {
-            let Some(pod) = self.protections.pop_first().and_then(|(_, key)| self.pods.get_mut(&key)) else { continue };
-            pod.do_not_disrupt = false;
+        while let Some(of) = self.protections.end_next(now) {
             self.revision += 1;
-            if let Some(node) = &pod.node {
-                self.node_changes.record(node);
+            let node = match of {
+                Protected::Pod(key) => self.pods.get_mut(&key).and_then(|pod| {
+                    pod.do_not_disrupt = false;
+                    pod.node.as_deref().map(str::to_owned)
+                }),
+                Protected::Node(name) => Some(name),
+                Protected::Claim(name) => {
+                    self.claims.get(&name).and_then(|claim| self.node_of(claim)).map(|node| node.name_any())
+                }
+            };
+            if let Some(node) = node {
+                self.node_changes.record(&node);
             }
         }
+    }
+
+    /// Whether a Node or NodeClaim has the annotation `karpenter.sh/do-not-disrupt`, and it protects.
+    pub fn is_protected<K: ResourceExt>(&self, object: &K) -> bool {
+        self.protections.lasts(protection_ends(object))
     }
 
     /// Updates the index of claims without a Node after a change of a claim or of its Node.
@@ -272,9 +281,7 @@ impl ClusterState {
     fn unlink(&mut self, key: &str) {
         self.unbound.remove(key);
         let Some(old) = self.pods.get(key) else { return };
-        if old.do_not_disrupt && old.protected_until < UnixMillis::MAX {
-            self.protections.remove(&(old.protected_until, key.to_owned()));
-        }
+        self.protections.remove(old.protected_until, Protected::Pod(key.to_owned()));
         if let Some(owner) = old.entry.as_ref().ok().and_then(|entry| entry.owner.as_deref())
             && let Some(keys) = self.pods_by_owner.get_mut(owner)
         {
@@ -335,6 +342,12 @@ impl ClusterState {
             self.tainted_nodes.insert(name.clone());
         } else {
             self.tainted_nodes.remove(&name);
+        }
+        if let Some(known) = self.nodes.get(&name) {
+            self.protections.remove(protection_ends(&**known), Protected::Node(name.clone()));
+        }
+        if self.is_protected(&node) {
+            self.protections.add(protection_ends(&node), Protected::Node(name.clone()));
         }
         match Unhealthy::of(&node) {
             Some(unhealthy) => drop(self.unhealthy.insert(name.clone(), unhealthy)),
@@ -397,6 +410,7 @@ impl ClusterState {
         self.tainted_nodes.remove(name);
         self.unhealthy.remove(name);
         let node = self.nodes.remove(name)?;
+        self.protections.remove(protection_ends(&*node), Protected::Node(name.to_owned()));
         if let Some(id) = node.provider_id() {
             if let Some(duplicates) = self.duplicate_nodes.get_mut(id) {
                 duplicates.remove(name);
@@ -439,6 +453,9 @@ impl ClusterState {
         self.plan_index.add(&name, &planned);
         self.planned.insert(name.clone(), planned);
         self.claim_index.add(&name, &claim);
+        if self.is_protected(&claim) {
+            self.protections.add(protection_ends(&claim), Protected::Claim(name.clone()));
+        }
         let claim = Arc::new(claim);
         self.claims.insert(name.clone(), Arc::clone(&claim));
         if let Some(id) = claim.provider_id() {
@@ -452,6 +469,7 @@ impl ClusterState {
     fn drop_claim(&mut self, name: &str) -> Option<Arc<NodeClaim>> {
         self.record_holds_of(name);
         let claim = self.claims.remove(name)?;
+        self.protections.remove(protection_ends(&*claim), Protected::Claim(name.to_owned()));
         if let Some(planned) = self.planned.remove(name) {
             self.plan_index.remove(name, &planned);
             for until in [planned.hold_until, planned.ends()] {

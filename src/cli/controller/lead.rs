@@ -118,7 +118,7 @@ pub(crate) fn lead(
         loops.start("unsupported kinds", TURN_LIMIT, unsupported_kinds::run);
         loops.start("provisioner", TURN_LIMIT, provisioner::run);
         loops.start("static node pools", TURN_LIMIT, scale::run);
-        loops.start("invalid pods", TURN_LIMIT, pod_events::report_invalid);
+        loops.start("pod events", TURN_LIMIT, pod_events::report);
         loops.start("lifecycle", TURN_LIMIT, lifecycle::run);
         loops.start("nominations", TURN_LIMIT, nominations::run);
         loops.start("interruption queue", CLOUD_TURN_LIMIT, queue::run);

@@ -49,7 +49,7 @@ struct Disruption {
 
 impl Disruption {
     async fn pass(&mut self, ctx: &Context, now: UnixMillis) {
-        if ctx.cluster.read().has_ended_protections(now) {
+        if ctx.cluster.read().protections.has_ended(now) {
             ctx.cluster.update(|state| state.end_protections(now));
         }
         if ctx.pause().disruption || ctx.is_stale(Removal::Disruption) {

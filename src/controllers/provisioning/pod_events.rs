@@ -1,22 +1,27 @@
 //! Events on pods: on which node they are planned, or why on none.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
+use kube::ResourceExt;
 
 use crate::clock;
-use crate::controllers::context::{Context, pod_reference};
+use crate::controllers::context::{Context, pod_reference, reference};
 use crate::decisions::provisioning::unschedulable::UnschedulablePods;
+use crate::model::events::DeclaredEvent;
+use crate::model::time::UnixMillis;
 use crate::model::{events, labels};
 use crate::planner::output::plan::{Plan, Unschedulable};
+use crate::state::protections::is_invalid;
 use crate::state::snapshot::Snapshot;
 use crate::state::{ClusterState, PodRecord};
 use crate::sync::heartbeat;
 
-/// How often invalid pods are reported.
-const INVALID_PERIOD: Duration = Duration::from_secs(10);
-/// Maximum number of invalid pods that are reported at a time.
+/// How often pods are looked through for what is reported.
+const PERIOD: Duration = Duration::from_secs(10);
+/// Maximum number of objects that are reported at a time for one reason.
 const MAX_EVENTS: usize = 200;
 /// Maximum number of planned pods that one plan emits events for: the NodeClaims name all of them.
 const MAX_NOMINATED_EVENTS: usize = 10;
@@ -25,24 +30,90 @@ fn reference_of(pod: &PodRecord) -> ObjectReference {
     pod_reference(&pod.namespace, &pod.name, &pod.uid)
 }
 
-/// Reports pods whose specs are invalid, which no plan includes, and those with an invalid annotation. Runs until the process ends.
-pub async fn report_invalid(ctx: Arc<Context>) {
+/// Reports pods whose specs are invalid, which no plan includes, invalid annotations, and pods that are protected for a time. Runs until the process ends.
+pub async fn report(ctx: Arc<Context>) {
+    let mut protected = ProtectedPods::default();
     loop {
-        heartbeat::rest(tokio::time::sleep(INVALID_PERIOD)).await;
-        let invalid = invalid(&ctx.cluster.read());
-        for (pod, why) in invalid {
-            let note = format!("no node can be planned for it: {why}");
-            ctx.emit(pod, events::FAILED_SCHEDULING.note(&note)).await;
-        }
-        let invalid = with_invalid_annotation(&ctx.cluster.read());
-        for pod in invalid {
-            let key = labels::DO_NOT_DISRUPT;
-            let note = format!(
-                "annotation {key} is neither true nor a duration such as 30m; it protects the pod until you correct it"
-            );
-            ctx.emit(pod, events::INVALID_DO_NOT_DISRUPT.note(&note)).await;
+        heartbeat::rest(tokio::time::sleep(PERIOD)).await;
+        let found = found(&ctx.cluster.read(), &mut protected);
+        for (about, event, note) in found {
+            ctx.emit(about, event.note(&note)).await;
+            heartbeat::progress();
         }
     }
+}
+
+/// The events about pods now.
+fn found(
+    state: &ClusterState,
+    protected: &mut ProtectedPods,
+) -> Vec<(ObjectReference, &'static DeclaredEvent, String)> {
+    let key = labels::DO_NOT_DISRUPT;
+    let invalid = invalid(state).into_iter().map(|(pod, why)| {
+        let note = format!("no node can be planned for it: {why}");
+        (pod, events::FAILED_SCHEDULING, note)
+    });
+    let annotated = with_invalid_annotation(state).into_iter().map(|about| {
+        let note = format!(
+            "annotation {key} is neither true nor a duration such as 30m; it protects without an end until you correct it"
+        );
+        (about, events::INVALID_DO_NOT_DISRUPT, note)
+    });
+    let (begun, ended) = protected.changes(state, MAX_EVENTS);
+    let begun = begun.into_iter().map(|(pod, until)| {
+        let note = format!("{key} protects it until {}", until.rfc3339());
+        (pod, events::DO_NOT_DISRUPT_UNTIL, note)
+    });
+    let ended = ended.into_iter().map(|pod| {
+        let note = format!("the time for which {key} protected it is over");
+        (pod, events::DO_NOT_DISRUPT_ENDED, note)
+    });
+    invalid.chain(annotated).chain(begun).chain(ended).collect()
+}
+
+/// The pods on nodes of ours whose protection for a time was reported, with its end, by key.
+#[derive(Debug, Default)]
+struct ProtectedPods(BTreeMap<String, (String, UnixMillis)>);
+
+impl ProtectedPods {
+    /// The pods that are protected, and until when, and those that are not any more; at most so many of each, the others at the next time.
+    fn changes(
+        &mut self,
+        state: &ClusterState,
+        most: usize,
+    ) -> (Vec<(ObjectReference, UnixMillis)>, Vec<ObjectReference>) {
+        let (mut begun, mut ended, mut forgotten) = (Vec::new(), Vec::new(), Vec::new());
+        for (key, (uid, _)) in &self.0 {
+            match state.pods.get(key).filter(|pod| pod.uid == *uid && pod.active()) {
+                Some(pod) if pod.do_not_disrupt => {}
+                // The annotation may have been removed.
+                Some(pod) if pod.protected_until > UnixMillis::MIN => {
+                    if ended.len() == most {
+                        continue;
+                    }
+                    ended.push(reference_of(pod));
+                    forgotten.push(key.clone());
+                }
+                _ => forgotten.push(key.clone()),
+            }
+        }
+        forgotten.iter().for_each(|key| drop(self.0.remove(key)));
+        let protected = state.protections.pods().filter_map(|key| Some((key, state.pods.get(key)?)));
+        for (key, pod) in protected.filter(|(_, pod)| pod.active() && is_on_ours(state, pod)) {
+            let now = (pod.uid.clone(), pod.protected_until);
+            if begun.len() < most && self.0.get(key) != Some(&now) {
+                begun.push((reference_of(pod), pod.protected_until));
+                self.0.insert(key.clone(), now);
+            }
+        }
+        (begun, ended)
+    }
+}
+
+/// Whether a pod is on a node of ours.
+fn is_on_ours(state: &ClusterState, pod: &PodRecord) -> bool {
+    let node = pod.node.as_deref().and_then(|node| state.nodes.get(node));
+    node.is_some_and(|node| state.claim_of(node).is_some())
 }
 
 /// Pods that wait for a node and whose specs are invalid, with the error.
@@ -52,14 +123,17 @@ fn invalid(state: &ClusterState) -> Vec<(ObjectReference, String)> {
     invalid.take(MAX_EVENTS).collect()
 }
 
-/// Pods on nodes of ours with an invalid `karpenter.sh/do-not-disrupt`.
+/// Pods on nodes of ours, these nodes and their NodeClaims with an invalid `karpenter.sh/do-not-disrupt`.
 fn with_invalid_annotation(state: &ClusterState) -> Vec<ObjectReference> {
-    let is_ours = |pod: &PodRecord| {
-        let node = pod.node.as_deref().and_then(|node| state.nodes.get(node));
-        pod.active() && node.is_some_and(|node| state.claim_of(node).is_some())
-    };
-    let invalid = state.pods.values().filter(|pod| pod.invalid_do_not_disrupt);
-    invalid.filter(|pod| is_ours(pod)).map(reference_of).take(MAX_EVENTS).collect()
+    let pods = state.pods.values().filter(|pod| pod.invalid_do_not_disrupt && pod.active() && is_on_ours(state, pod));
+    let claims = state.claims.values().filter(|claim| has_invalid_annotation(&***claim));
+    let nodes = state.claims.values().filter_map(|claim| state.node_of(claim));
+    let nodes = nodes.filter(|node| has_invalid_annotation(&***node)).map(|node| reference(&**node));
+    claims.map(|claim| reference(&**claim)).chain(nodes).chain(pods.map(reference_of)).take(MAX_EVENTS).collect()
+}
+
+fn has_invalid_annotation<K: ResourceExt>(object: &K) -> bool {
+    object.annotations().get(labels::DO_NOT_DISRUPT).is_some_and(|value| is_invalid(value))
 }
 
 /// Emits the events of a plan in the background. `no_pools` says that no NodePool is ready.
@@ -136,26 +210,107 @@ mod tests {
         assert!(found[0].1.contains("Odd"), "{}", found[0].1);
     }
 
+    /// The NodeClaim `c` with its Node `ours`, and the Node `other`; with this value of the annotation on the first two.
+    fn nodes(value: &str) -> ClusterState {
+        let (mut state, metadata) =
+            (ClusterState::default(), json!({"annotations": {(labels::DO_NOT_DISRUPT): value}}));
+        state.apply_claim(objects::claim("c", &json!({"metadata": metadata, "status": objects::launched("i-1", &[])})));
+        let spec = json!({"providerID": "aws:///z/i-1"});
+        state.apply_node(objects::node("ours", &json!({"metadata": metadata, "spec": spec})));
+        state.apply_node(objects::node("other", &json!({"metadata": metadata})));
+        state
+    }
+
+    fn apply(state: &mut ClusterState, name: &str, node: &str, value: &str, now: UnixMillis) {
+        let metadata = json!({"annotations": {(labels::DO_NOT_DISRUPT): value}});
+        let status = json!({"startTime": "1970-01-01T00:00:00Z"});
+        let pod = objects::pod(name, &json!({"metadata": metadata, "spec": {"nodeName": node}, "status": status}));
+        state.apply_pod(&pod, now);
+    }
+
+    fn described(found: Vec<(ObjectReference, &'static DeclaredEvent, String)>) -> Vec<String> {
+        let describe = |(about, event, note): (ObjectReference, &'static DeclaredEvent, String)| {
+            let [kind, name] = [about.kind, about.name].map(Option::unwrap_or_default);
+            format!("{kind}/{name} {}: {note}", event.reason())
+        };
+        let mut lines: Vec<String> = found.into_iter().map(describe).collect();
+        lines.sort();
+        lines
+    }
+
     #[test]
-    fn a_pod_on_a_node_of_ours_with_an_invalid_annotation_is_reported() {
-        let mut state = ClusterState::default();
-        state.apply_claim(objects::claim("c", &json!({"status": objects::launched("i-1", &[])})));
-        state.apply_node(objects::node("ours", &json!({"spec": {"providerID": "aws:///z/i-1"}})));
-        state.apply_node(objects::node("other", &json!({})));
+    fn an_invalid_annotation_is_reported_on_what_is_ours() {
+        let mut state = nodes("soon");
         for (name, node, value) in [
             ("a", "ours", "true"),
-            ("b", "ours", "30m"),
             ("c", "ours", "soon"),
             ("d", "other", "soon"),
             ("e", "ours", "false"),
             ("f", "ours", "0s"),
         ] {
-            let metadata = json!({"annotations": {(labels::DO_NOT_DISRUPT): value}});
-            let pod = objects::pod(name, &json!({"metadata": metadata, "spec": {"nodeName": node}}));
-            state.apply_pod(&pod, UnixMillis(1));
+            apply(&mut state, name, node, value, UnixMillis(1));
         }
-        let mut found: Vec<String> = with_invalid_annotation(&state).into_iter().filter_map(|pod| pod.name).collect();
-        found.sort();
-        assert_eq!(found, ["c", "f"]);
+        let found = described(found(&state, &mut ProtectedPods::default()));
+        let about: Vec<&str> = found.iter().filter_map(|line| line.split(' ').next()).collect();
+        assert_eq!(about, ["Node/ours", "NodeClaim/c", "Pod/c", "Pod/f"]);
+        assert!(found.iter().all(|line| {
+            line.contains("InvalidDoNotDisruptAnnotation: annotation karpenter.sh/do-not-disrupt is neither")
+        }));
+        let valid = nodes("30m");
+        assert_eq!(described(super::found(&valid, &mut ProtectedPods::default())), [""; 0]);
+    }
+
+    /// Karpenter core reference 9: `DoNotDisruptUntil` and `DoNotDisruptGracePeriodElapsed`.
+    #[test]
+    fn a_protection_for_a_time_is_reported_once_when_it_begins_and_when_it_ends() {
+        let (mut state, mut protected) = (nodes("false"), ProtectedPods::default());
+        let minute = |count: i64| UnixMillis(60_000 * count);
+        let mut at = |state: &mut ClusterState, now: UnixMillis| {
+            state.end_protections(now);
+            described(found(state, &mut protected))
+        };
+        for (name, node, value) in [
+            ("a", "ours", "30m"),
+            ("b", "ours", "10m"),
+            ("c", "other", "30m"),
+            ("d", "ours", "true"),
+            ("e", "ours", "1m"),
+        ] {
+            apply(&mut state, name, node, value, minute(5));
+        }
+        let until = |name: &str, time: &str| {
+            format!(
+                "Pod/{name} DoNotDisruptUntil: karpenter.sh/do-not-disrupt protects it until 1970-01-01T00:{time}:00Z"
+            )
+        };
+        let ended = |name: &str| {
+            format!(
+                "Pod/{name} DoNotDisruptGracePeriodElapsed: the time for which karpenter.sh/do-not-disrupt protected it is over"
+            )
+        };
+        // That of `e` ended before.
+        assert_eq!(at(&mut state, minute(5)), [until("a", "30"), until("b", "10")]);
+        assert_eq!(at(&mut state, minute(6)), [""; 0]);
+        assert_eq!(at(&mut state, minute(10)), [ended("b")]);
+        assert_eq!(at(&mut state, minute(11)), [""; 0]);
+        apply(&mut state, "a", "ours", "40m", minute(12));
+        assert_eq!(at(&mut state, minute(12)), [until("a", "40")], "it was extended");
+        apply(&mut state, "a", "ours", "false", minute(13));
+        assert_eq!(at(&mut state, minute(41)), [""; 0], "the annotation is gone");
+        assert!(protected.0.is_empty());
+    }
+
+    #[test]
+    fn a_namespace_full_of_protected_pods_is_reported_bit_by_bit() {
+        let (mut state, mut protected) = (nodes("false"), ProtectedPods::default());
+        for n in 0..450 {
+            apply(&mut state, &format!("p{n:03}"), "ours", "30m", UnixMillis(0));
+        }
+        let counts = |state: &ClusterState, protected: &mut ProtectedPods| {
+            (0..4).map(|_| found(state, protected).len()).collect::<Vec<_>>()
+        };
+        assert_eq!(counts(&state, &mut protected), [200, 200, 50, 0]);
+        state.end_protections(UnixMillis(30 * 60_000));
+        assert_eq!(counts(&state, &mut protected), [200, 200, 50, 0]);
     }
 }

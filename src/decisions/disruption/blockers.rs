@@ -13,7 +13,6 @@ use crate::model::events::{self, DeclaredEvent};
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
-use crate::state::object_ext::ObjectExt;
 use crate::state::pod_budgets::EvictionBlock;
 use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
@@ -198,7 +197,7 @@ impl fmt::Display for Blocker {
 
 /// Whether the annotation of the Node or of its NodeClaim protects the node from voluntary disruption.
 pub fn is_node_protected(state: &ClusterState, node: &Node) -> bool {
-    node.is_protected() || state.claim_of(node).is_some_and(|claim| claim.is_protected())
+    state.is_protected(node) || state.claim_of(node).is_some_and(|claim| state.is_protected(&**claim))
 }
 
 /// What protects a node or a pod on it from voluntary disruption.

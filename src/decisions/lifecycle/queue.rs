@@ -1,6 +1,6 @@
 //! Which claims are processed when: one step of a claim at a time, launches apart from other steps, failed steps with backoff.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use kube::ResourceExt;
@@ -9,7 +9,6 @@ use crate::api::{NodeClaim, conditions, launch_group};
 use crate::decisions::lifecycle::next_step::{Step, next_step, step_if_uninitialized, step_with_duplicates};
 use crate::decisions::termination::deadlines::termination_deadline;
 use crate::decisions::termination::drain_order;
-use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::pods::PodRecord;
@@ -142,14 +141,11 @@ impl Queue {
 fn is_unneeded(state: &ClusterState, claim: &NodeClaim, now: UnixMillis) -> bool {
     let Some(node) = state.node_of(claim) else { return false };
     let is_held = state.planned.get(&claim.name_any()).is_some_and(|plan| !plan.pods.is_empty() && plan.ends() > now);
-    let protects = |annotations: &BTreeMap<String, String>| {
-        annotations.get(labels::DO_NOT_DISRUPT).is_some_and(|value| labels::forbids_disruption(value))
-    };
     claim.node_pool().is_some()
         && !state.is_static(claim)
         && !is_held
-        && !protects(node.annotations())
-        && !protects(claim.annotations())
+        && !state.is_protected(&**node)
+        && !state.is_protected(claim)
         && !state.pods_on(&node.name_any()).any(PodRecord::needs_another_node)
 }
 

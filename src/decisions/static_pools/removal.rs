@@ -79,7 +79,6 @@ mod tests {
     use super::*;
     use crate::decisions::holds::resolve;
     use crate::model::labels;
-    use crate::state::object_ext::ObjectExt;
     use crate::test_support::objects;
 
     const NOW: UnixMillis = UnixMillis(1_800_000_000_000);
@@ -146,7 +145,7 @@ mod tests {
         put(&mut state, "a", Some(UP), &json!({}));
         let mut protected = (*state.claims["a"]).clone();
         protected.annotations_mut().insert(labels::DO_NOT_DISRUPT.into(), "true".into());
-        assert!(protected.is_protected());
+        assert!(state.is_protected(&protected));
         state.apply_claim(protected);
         put(&mut state, "b", Some(UP), &json!({}));
         bind(&mut state, "b", 9, &json!({}));

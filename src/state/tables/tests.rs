@@ -134,6 +134,52 @@ fn f17_a_duration_protects_a_pod_from_its_start_on_until_it_is_over() {
 }
 
 #[test]
+fn a_duration_protects_a_node_from_its_creation_or_that_of_its_claim_on_until_it_is_over() {
+    let at = |minutes: i64| UnixMillis(60_000 * minutes);
+    let meta = |value: &str, minutes: i64| serde_json::json!({"annotations": {(crate::model::labels::DO_NOT_DISRUPT): value}, "creationTimestamp": at(minutes).rfc3339()});
+    let protected =
+        |state: &ClusterState| state.is_protected(&*state.nodes["x"]) || state.is_protected(&*state.claims["c"]);
+    for (of_claim, of_node, until) in [
+        ("false", "false", None),
+        ("10m", "false", Some(11)),
+        ("false", "10m", Some(12)),
+        // It is copied at the registration.
+        ("10m", "10m", Some(12)),
+        ("10m", "true", Some(i64::MAX)),
+        ("soon", "false", Some(i64::MAX)),
+        ("false", "0s", Some(i64::MAX)),
+    ] {
+        let mut state = ClusterState::default();
+        let apply = |state: &mut ClusterState| {
+            let status = objects::launched("i-1", &[]);
+            state.apply_claim(objects::claim(
+                "c",
+                &serde_json::json!({"metadata": meta(of_claim, 1), "status": status}),
+            ));
+            let spec = serde_json::json!({"providerID": "aws:///z/i-1"});
+            state.apply_node(objects::node("x", &serde_json::json!({"metadata": meta(of_node, 2), "spec": spec})));
+        };
+        apply(&mut state);
+        let mut was = true;
+        for minute in [3, 10, 11, 12, 99] {
+            let revision = state.node_changes.revision();
+            state.end_protections(at(minute));
+            let is = protected(&state);
+            assert_eq!(is, until.is_some_and(|until| minute < until), "{of_claim} {of_node} at {minute}");
+            assert!(minute == 3 || is == was || state.node_changes.revision() != revision, "its node changes with it");
+            was = is;
+            // The kubelet writes the Node all the time.
+            apply(&mut state);
+            assert_eq!(protected(&state), is);
+        }
+        apply(&mut state);
+        state.delete_node("x");
+        state.delete_claim("c");
+        assert!(state.protections.is_empty());
+    }
+}
+
+#[test]
 fn a_late_response_does_not_restore_a_deleted_claim() {
     let mut state = ClusterState::default();
     let claim = |version: &str, finalizers: &[&str]| {
