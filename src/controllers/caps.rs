@@ -1,6 +1,7 @@
-//! Caps per minute on what the leader purchases and disrupts.
+//! Caps on what the leader purchases and disrupts per minute, and on the pods that it evicts per second.
 
 use std::sync::Mutex;
+use std::time::Duration;
 
 use crate::decisions::rate_cap::RateCap;
 use crate::model::time::UnixMillis;
@@ -28,10 +29,12 @@ impl Capped {
 }
 
 /// The caps of [`Capped`].
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Caps {
     purchases: Mutex<RateCap>,
     disruptions: Mutex<RateCap>,
+    /// Per second.
+    evictions: Mutex<RateCap>,
 }
 
 impl Caps {
@@ -43,7 +46,18 @@ impl Caps {
         Self {
             purchases: Mutex::new(RateCap::after(claims().map(|claim| claim.created_at()), now)),
             disruptions: Mutex::new(RateCap::after(deleted, now)),
+            evictions: Mutex::new(RateCap::within(Duration::from_secs(1))),
         }
+    }
+
+    /// How many of `wanted` pods may be evicted now, with at most `most` in any second; records them.
+    pub fn admit_evictions(&self, wanted: usize, most: usize, now: UnixMillis) -> usize {
+        lock(&self.evictions).admit(wanted, most, now)
+    }
+
+    /// See [`RateCap::take_back`].
+    pub fn take_back_evictions(&self, count: usize) {
+        lock(&self.evictions).take_back(count);
     }
 
     /// See [`RateCap::admit`].
@@ -71,12 +85,19 @@ impl Caps {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use serde_json::json;
 
     use super::*;
     use crate::test_support::objects;
+
+    #[test]
+    fn all_nodes_together_evict_so_many_pods_in_a_second() {
+        let caps = Caps::after(&ClusterState::default(), UnixMillis(0));
+        let admitted = |wanted: usize, at: i64| caps.admit_evictions(wanted, 50, UnixMillis(at));
+        assert_eq!([admitted(30, 0), admitted(30, 400), admitted(30, 999)], [30, 20, 0]);
+        caps.take_back_evictions(5);
+        assert_eq!([admitted(30, 999), admitted(30, 1_000), admitted(30, 1_400)], [5, 30, 15]);
+    }
 
     #[test]
     fn a_restart_does_not_reset_the_caps() {

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::Value;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::api::NodeClaim;
 use crate::clock;
@@ -51,6 +51,8 @@ pub struct Settings {
     pub max_purchases_per_minute: usize,
     /// Maximum number of nodes disrupted voluntarily, or collected as garbage, in any minute.
     pub max_disruptions_per_minute: usize,
+    /// Maximum number of pods evicted in any second, but for those of nodes with a deadline.
+    pub max_evictions_per_second: usize,
     /// Whether unhealthy nodes are repaired.
     pub node_repair: bool,
     /// Whether static NodePools are served.
@@ -65,13 +67,15 @@ pub struct Context {
     pub client: Client,
     /// A client without retries, for evictions: a refusal by a PodDisruptionBudget (429) is a result, which retries would delay
     /// for minutes, past the deadline of a drain.
-    pub evictions: Client,
+    pub eviction_client: Client,
     pub cluster: Arc<Cluster>,
     pub derived: Arc<DerivedState>,
     pub cloud: Arc<dyn Cloud>,
     pub settings: Settings,
     pub metrics: ControllerMetrics,
     pub caps: Caps,
+    /// One for each request of an eviction that is under way.
+    pub eviction_slots: Semaphore,
     /// Notified when the NodeClaims of a plan have been created: they are launched at once.
     pub claims_created: Notify,
     pub confirmed_drains: ConfirmedDrains,
@@ -119,13 +123,16 @@ impl PlanWrites {
     }
 }
 
+/// Concurrent evictions for all nodes: an interruption may concern thousands of pods.
+const MAX_EVICTIONS: usize = 100;
+
 /// Attempts to write the status of a claim that other clients write at the same time.
 const STATUS_ATTEMPTS: u32 = 5;
 
 impl Context {
     pub fn new(
         client: Client,
-        evictions: Client,
+        eviction_client: Client,
         cluster: Arc<Cluster>,
         derived: Arc<DerivedState>,
         cloud: Arc<dyn Cloud>,
@@ -138,7 +145,8 @@ impl Context {
         let confirmed_drains = ConfirmedDrains::default();
         Self {
             client,
-            evictions,
+            eviction_client,
+            eviction_slots: Semaphore::new(MAX_EVICTIONS),
             cluster,
             derived,
             cloud,

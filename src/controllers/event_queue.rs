@@ -56,7 +56,12 @@ impl EventQueue {
 
     /// Queues an event about an object.
     pub fn emit<K: Resource<DynamicType = ()>>(&self, about: &K, event: &'static DeclaredEvent, note: String) {
-        let queued = Queued { about: reference(about), event, note };
+        self.emit_about(reference(about), event, note);
+    }
+
+    /// The same about the object of this reference.
+    pub fn emit_about(&self, about: ObjectReference, event: &'static DeclaredEvent, note: String) {
+        let queued = Queued { about, event, note };
         if self.sender.try_send(queued).is_err() {
             tracing::debug!(%event, "event dropped, too many wait");
         }

@@ -14,6 +14,7 @@ pub mod emergency_stop;
 pub mod enforcement;
 pub mod event_queue;
 pub mod event_recorder;
+pub mod evictions;
 pub mod interruption;
 pub mod leader;
 pub mod node_claim;

@@ -1,36 +1,48 @@
-//! A cap on how often something happens within any minute.
+//! A cap on how often something happens within any minute, or another period.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::model::time::UnixMillis;
 
-/// The period that the cap applies to.
+/// The period that the cap applies to, unless it has another.
 pub const PERIOD: Duration = Duration::from_mins(1);
 
-/// Times of what happened in the last minute: at most as many as the cap admits.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Times of what happened in the last period: at most as many as the cap admits.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RateCap {
+    period: Duration,
     admitted: VecDeque<UnixMillis>,
 }
 
+impl Default for RateCap {
+    fn default() -> Self {
+        Self::within(PERIOD)
+    }
+}
+
 impl RateCap {
+    /// A cap for any such period.
+    pub fn within(period: Duration) -> Self {
+        Self { period, admitted: VecDeque::new() }
+    }
+
     /// A cap after these times of what happened before.
     pub fn after(times: impl Iterator<Item = UnixMillis>, now: UnixMillis) -> Self {
         let mut admitted: Vec<UnixMillis> = times.filter(|at| !at.is_older_than(PERIOD, now)).collect();
         admitted.sort_unstable();
-        Self { admitted: admitted.into() }
+        Self { admitted: admitted.into(), ..Self::default() }
     }
 
-    /// How many may happen now, with at most `most` in any minute.
+    /// How many may happen now, with at most `most` in any period.
     pub fn admissible(&mut self, most: usize, now: UnixMillis) -> usize {
-        while self.admitted.front().is_some_and(|at| at.is_older_than(PERIOD, now)) {
+        while self.admitted.front().is_some_and(|at| at.is_older_than(self.period, now)) {
             self.admitted.pop_front();
         }
         most.saturating_sub(self.admitted.len())
     }
 
-    /// How many of `wanted` may happen now, with at most `most` in any minute; records them.
+    /// How many of `wanted` may happen now, with at most `most` in any period; records them.
     pub fn admit(&mut self, wanted: usize, most: usize, now: UnixMillis) -> usize {
         let admitted = wanted.min(self.admissible(most, now));
         self.admitted.extend(std::iter::repeat_n(now, admitted));

@@ -248,6 +248,7 @@ impl FakeApi {
             batch_max: Duration::from_secs(1),
             max_purchases_per_minute: 100,
             max_disruptions_per_minute: 100,
+            max_evictions_per_second: 50,
             node_repair: true,
             static_capacity: true,
             spot_to_spot: false,

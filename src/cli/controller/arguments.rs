@@ -107,6 +107,9 @@ pub struct ControllerArgs {
     /// Maximum number of nodes disrupted voluntarily, or collected as garbage, in any minute.
     #[arg(long, env = "STOWAGE_MAX_DISRUPTIONS_PER_MINUTE", default_value_t = 200)]
     pub max_disruptions_per_minute: usize,
+    /// Maximum number of pods evicted in any second, at least 1. Nodes with a deadline, such as interrupted ones, are not limited.
+    #[arg(long, env = "STOWAGE_MAX_EVICTIONS_PER_SECOND", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..))]
+    pub max_evictions_per_second: u16,
     /// Planner settings.
     #[command(flatten)]
     pub plan: PlanArgs,

@@ -66,6 +66,7 @@ pub(crate) fn lead(
         batch_max: args.batch_max_duration,
         max_purchases_per_minute: args.max_purchases_per_minute,
         max_disruptions_per_minute: args.max_disruptions_per_minute,
+        max_evictions_per_second: usize::from(args.max_evictions_per_second),
         node_repair: args.aws.node_repair(),
         static_capacity: args.aws.static_capacity(),
         spot_to_spot: args.aws.spot_to_spot(),

@@ -2,21 +2,18 @@
 
 use std::time::Duration;
 
-use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::policy::v1::Eviction;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta};
-use kube::api::{DeleteParams, PostParams, Preconditions};
-use kube::core::Status;
+use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, ResourceExt};
 
 use crate::api::conditions::Conditions;
 use crate::api::{NodeClaim, conditions};
 use crate::clock;
 use crate::controllers::condition_writer::write_condition;
-use crate::controllers::context::{Context, is_conflict, is_not_found, pod_reference};
+use crate::controllers::context::{Context, is_not_found, pod_reference};
 use crate::controllers::disruption::taint::taint;
+use crate::controllers::evictions::{evict, note};
+use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::placement::closure::must_wait;
 use crate::decisions::pod_ref::PodRef;
 use crate::decisions::termination::drain_order::{DrainPass, waiting};
@@ -24,9 +21,6 @@ use crate::decisions::termination::drain_report::drain_report;
 use crate::model::time::UnixMillis;
 use crate::model::{events, labels};
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
-
-/// Concurrent evictions for one node.
-const CONCURRENCY: usize = 10;
 
 /// State of a drain after a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,10 +65,15 @@ pub async fn drain(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Drai
             "draining node"
         );
     }
-    let (refused, by_budget) = evict(ctx, node, pass.evict).await;
-    report_waiting(ctx, claim, pods, report, by_budget).await;
+    let is_urgent = DisruptionMark::of(claim).is_some_and(|mark| mark.deadline.is_some());
+    let evicted = evict(ctx, &name, pass.evict, is_urgent).await;
+    report_waiting(ctx, claim, pods, report, evicted.refused).await;
     let deleted = delete(ctx, &name, pass.delete, pass.grace_period).await;
-    let blocked = refused && deleted;
+    let note = note(&name);
+    for pod in evicted.pods {
+        ctx.emit(pod_reference(&pod.namespace, &pod.name, &pod.uid), events::EVICTED.note(&note)).await;
+    }
+    let blocked = evicted.refused + evicted.failed > 0 && evicted.postponed == 0 && deleted;
     Ok(if blocked { DrainProgress::Blocked { until: pass.next_deletion } } else { DrainProgress::InProgress })
 }
 
@@ -95,51 +94,12 @@ async fn report_waiting(ctx: &Context, claim: &NodeClaim, pods: usize, waiting: 
     }
 }
 
-/// Evicts pods. Returns whether an eviction was refused or failed, and how many PodDisruptionBudgets refused.
-async fn evict(ctx: &Context, node: &Node, pods: Vec<PodRef>) -> (bool, usize) {
-    let name = node.name_any();
-    let evictions = pods.into_iter().map(|pod| async move {
-        let api: Api<Pod> = Api::namespaced(ctx.evictions.clone(), &pod.namespace);
-        let preconditions = meta::Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
-        let eviction = Eviction {
-            metadata: ObjectMeta { name: Some(pod.name.clone()), ..ObjectMeta::default() },
-            delete_options: Some(DeleteOptions { preconditions: Some(preconditions), ..DeleteOptions::default() }),
-        };
-        // `Api::evict` of kube 5.0 writes the options as `delete_options`, which the API server ignores.
-        let evicted =
-            api.create_subresource::<_, Status>("eviction", &pod.name, &PostParams::default(), &eviction).await;
-        (evicted, pod)
-    });
-    let mut results = stream::iter(evictions).buffer_unordered(CONCURRENCY);
-    let (mut blocked, mut failed) = (0, false);
-    while let Some((result, pod)) = results.next().await {
-        match result {
-            Ok(_) => {
-                ctx.metrics.evictions.with_label_values(&["ok"]).inc();
-                let note = format!("node {name} is being drained");
-                ctx.emit(pod_reference(&pod.namespace, &pod.name, &pod.uid), events::EVICTED.note(&note)).await;
-            }
-            Err(error) if is_not_found(&error) || is_conflict(&error) => {}
-            Err(kube::Error::Api(status)) if is_refused_by_budget(&status) => {
-                ctx.metrics.evictions.with_label_values(&["refused"]).inc();
-                blocked += 1;
-            }
-            Err(error) => {
-                ctx.metrics.evictions.with_label_values(&["failed"]).inc();
-                tracing::warn!(node = name, %error, "eviction failed, retrying");
-                failed = true;
-            }
-        }
-    }
-    (blocked > 0 || failed, blocked)
-}
-
 /// Deletes pods with this grace period. Returns whether all of them are deleted.
 async fn delete(ctx: &Context, node: &str, pods: Vec<PodRef>, grace_period: Duration) -> bool {
     let (mut all, mut deleted) = (true, Vec::new());
     let seconds = grace_period.as_secs();
     for pod in pods {
-        let api: Api<Pod> = Api::namespaced(ctx.evictions.clone(), &pod.namespace);
+        let api: Api<Pod> = Api::namespaced(ctx.eviction_client.clone(), &pod.namespace);
         let params = DeleteParams {
             grace_period_seconds: u32::try_from(seconds).ok(),
             preconditions: Some(preconditions(&pod)),
@@ -166,29 +126,5 @@ async fn delete(ctx: &Context, node: &str, pods: Vec<PodRef>, grace_period: Dura
     all
 }
 
-/// Whether an eviction was refused because of PodDisruptionBudgets: one allows no more, or several match the pod (500). An
-/// overloaded API server also responds with 429, but without that cause.
-fn is_refused_by_budget(status: &Status) -> bool {
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    status.code == 500 || (status.code == 429 && causes.into_iter().any(|cause| cause.reason == "DisruptionBudget"))
-}
-
 #[cfg(test)]
 mod write_tests;
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn only_a_refusal_by_a_budget_counts_as_one() {
-        let refused = |code: u16, cause: Option<&str>| {
-            let causes: Vec<_> = cause.map(|reason| json!({"reason": reason, "message": "m"})).into_iter().collect();
-            is_refused_by_budget(&serde_json::from_value(json!({"code": code, "details": {"causes": causes}})).unwrap())
-        };
-        assert!(refused(429, Some("DisruptionBudget")) && refused(500, None));
-        assert!(!refused(429, None) && !refused(429, Some("Other")) && !refused(503, Some("DisruptionBudget")));
-    }
-}

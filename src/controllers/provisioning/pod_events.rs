@@ -82,22 +82,17 @@ impl ProtectedPods {
         state: &ClusterState,
         most: usize,
     ) -> (Vec<(ObjectReference, UnixMillis)>, Vec<ObjectReference>) {
-        let (mut begun, mut ended, mut forgotten) = (Vec::new(), Vec::new(), Vec::new());
-        for (key, (uid, _)) in &self.0 {
-            match state.pods.get(key).filter(|pod| pod.uid == *uid && pod.active()) {
-                Some(pod) if pod.do_not_disrupt => {}
-                // The annotation may have been removed.
-                Some(pod) if pod.protected_until > UnixMillis::MIN => {
-                    if ended.len() == most {
-                        continue;
-                    }
-                    ended.push(reference_of(pod));
-                    forgotten.push(key.clone());
-                }
-                _ => forgotten.push(key.clone()),
+        let (mut begun, mut ended) = (Vec::new(), Vec::new());
+        self.0.retain(|key, (uid, _)| {
+            let pod = state.pods.get(key).filter(|pod| pod.uid == *uid && pod.active());
+            // The annotation may have been removed.
+            let Some(pod) = pod.filter(|pod| pod.protected_until > UnixMillis::MIN) else { return false };
+            if !pod.do_not_disrupt && ended.len() < most {
+                ended.push(reference_of(pod));
+                return false;
             }
-        }
-        forgotten.iter().for_each(|key| drop(self.0.remove(key)));
+            true
+        });
         let protected = state.protections.pods().filter_map(|key| Some((key, state.pods.get(key)?)));
         for (key, pod) in protected.filter(|(_, pod)| pod.active() && is_on_ours(state, pod)) {
             let now = (pod.uid.clone(), pod.protected_until);

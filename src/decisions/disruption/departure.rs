@@ -1,4 +1,4 @@
-//! When a NodeClaim that is marked with a deadline may be deleted.
+//! When a NodeClaim that is marked with a deadline is deleted, and which of its pods leave before.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,15 +8,33 @@ use kube::ResourceExt;
 
 use crate::api::{NodeClaim, conditions};
 use crate::decisions::disruption::mark::DisruptionMark;
+use crate::decisions::pod_ref::PodRef;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
+use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
 
-/// Longest pod grace period that is subtracted from the deadline.
-const MAX_GRACE_PERIOD: Duration = Duration::from_mins(1);
-/// Duration of a drain in addition to the pods' grace period.
+/// Duration of a drain in addition to a pod's grace period.
 const DRAIN_MARGIN: Duration = Duration::from_secs(15);
+
+/// A marked claim that departs, or pods of it.
+#[derive(Clone, Debug)]
+pub struct Departure {
+    pub claim: Arc<NodeClaim>,
+    pub mark: DisruptionMark,
+    pub node: Option<String>,
+    pub step: Step,
+}
+
+/// What is done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The claim is deleted, which drains its node.
+    Delete,
+    /// These pods are evicted; the others wait for their places.
+    Evict(Vec<PodRef>),
+}
 
 /// Claims that are marked with a deadline. The others are empty ([`crate::decisions::disruption::marked`]) or move their pods
 /// ([`crate::decisions::disruption::progress`]).
@@ -34,11 +52,15 @@ pub fn any_marked(state: &ClusterState) -> bool {
     marked(state).next().is_some()
 }
 
-/// Marked claims that may be deleted, with their marks.
-pub fn due(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<(Arc<NodeClaim>, DisruptionMark)> {
+/// What departs now of the marked claims.
+pub fn due(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<Departure> {
     let ready = ready(state, holds);
-    let due = marked(state).filter(|(claim, _, deadline)| may_be_deleted(state, &ready, claim, *deadline, now));
-    due.map(|(claim, mark, _)| (Arc::clone(claim), mark)).collect()
+    let departure = |(claim, mark, deadline): (&Arc<NodeClaim>, DisruptionMark, UnixMillis)| {
+        let node = state.node_of(claim).map(|node| node.name_any());
+        let step = step(state, &ready, node.as_deref(), deadline, now)?;
+        Some(Departure { claim: Arc::clone(claim), mark, node, step })
+    };
+    marked(state).filter_map(departure).collect()
 }
 
 /// Displaced pods whose replacement is ready: a hold on an initialized claim.
@@ -49,24 +71,28 @@ fn ready<'a>(state: &ClusterState, holds: &'a Holds) -> HashSet<&'a str> {
     holds.filter(|hold| hold.owner.is_some()).map(|hold| &*hold.original).collect()
 }
 
-/// Whether a marked claim may be deleted: no pod on its node needs another node, or the replacement of every such pod is ready, or
-/// the deadline is near.
-fn may_be_deleted(
+/// A pod departs when its replacement is ready, or when the rest of the time until the deadline is just enough for it to terminate. The claim is
+/// deleted when no other pod is left that a controller creates again.
+fn step(
     state: &ClusterState,
     ready: &HashSet<&str>,
-    claim: &NodeClaim,
+    node: Option<&str>,
     deadline: UnixMillis,
     now: UnixMillis,
-) -> bool {
-    let Some(node) = state.node_of(claim) else { return true };
-    let node = node.name_any();
-    let moving: Vec<_> = state
-        .pods_on(&node)
-        .filter(|pod| pod.reschedulable())
-        .filter(|pod| pod.entry.as_ref().is_ok_and(|entry| entry.owner.is_some()))
-        .collect();
-    let grace = moving.iter().map(|pod| pod.grace_period).max().unwrap_or_default().min(MAX_GRACE_PERIOD);
-    now >= deadline - grace - DRAIN_MARGIN || moving.iter().all(|pod| ready.contains(&*pod.key()))
+) -> Option<Step> {
+    let Some(node) = node else { return Some(Step::Delete) };
+    let is_recreated = |pod: &PodRecord| pod.entry.as_ref().is_ok_and(|entry| entry.owner.is_some());
+    let moving = state.pods_on(node).filter(|pod| pod.reschedulable() && pod.deleted_at.is_none() && is_recreated(pod));
+    let departs = |pod: &&PodRecord| now >= deadline - pod.grace_period - DRAIN_MARGIN || ready.contains(&*pod.key());
+    let (departing, waiting): (Vec<&PodRecord>, Vec<&PodRecord>) = moving.partition(departs);
+    if waiting.is_empty() {
+        return Some(Step::Delete);
+    }
+    // Critical pods are the last, and nothing is gained by evictions that are refused.
+    let may_be_evicted =
+        |pod: &&PodRecord| !pod.critical && !pod.do_not_disrupt && state.pod_budgets.block(pod).is_none();
+    let pods: Vec<PodRef> = departing.into_iter().filter(may_be_evicted).map(PodRef::of).collect();
+    (!pods.is_empty()).then_some(Step::Evict(pods))
 }
 
 #[cfg(test)]
@@ -109,12 +135,71 @@ mod tests {
         let deleted = |ready: bool, now: i64| {
             let (state, now) = (state(ready), UnixMillis(now));
             assert!(any_marked(&state));
-            !due(&state, &resolve(&state, now), now).is_empty()
+            due(&state, &resolve(&state, now), now).iter().any(|one| one.step == Step::Delete)
         };
         assert!(!deleted(false, 10_000), "the replacement is not ready");
         assert!(deleted(true, 10_000), "the replacement is ready");
         assert!(!deleted(false, 74_999));
         assert!(deleted(false, 75_000), "30 s of grace period and 15 s of margin before the deadline");
+    }
+
+    #[test]
+    fn f19_each_pod_leaves_when_its_place_is_ready_or_just_in_time_for_its_grace_period() {
+        let critical = json!({"spec": {"priorityClassName": "system-cluster-critical"}});
+        let protected = json!({"metadata": {"annotations": {(labels::DO_NOT_DISRUPT): "true"}}});
+        let grace = |seconds: i64| json!({"spec": {"terminationGracePeriodSeconds": seconds}});
+        let terminating = json!({"metadata": {"deletionTimestamp": "1970-01-01T00:01:00Z"}});
+        // The replacement of `a` is ready. `b` waits for its own.
+        for (case, patch, now, expected) in [
+            ("its place is ready", json!({}), 1, "evict a"),
+            ("critical pods are the last", critical, 1, "-"),
+            ("a protected pod", protected, 1, "-"),
+            ("a long grace period", grace(600), 1, "evict a"),
+            ("it is evicted", terminating, 1, "-"),
+            ("in time for the grace period of b", json!({}), 74, "evict a"),
+            ("all are due", json!({}), 75, "delete"),
+        ] {
+            let mut state = state(true);
+            let owner =
+                json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]);
+            let meta = json!({"ownerReferences": owner});
+            let spec = json!({"nodeName": "node-old", "terminationGracePeriodSeconds": 30});
+            let mut a = json!({"metadata": meta, "spec": spec});
+            json_patch::merge(&mut a, &patch);
+            state.apply_pod(&objects::pod("a", &a), UnixMillis(2));
+            state.apply_pod(&objects::pod("b", &json!({"metadata": meta, "spec": spec})), UnixMillis(2));
+            let now = UnixMillis(now * 1_000);
+            let step = due(&state, &resolve(&state, now), now).pop().map(|one| one.step);
+            let text = match step {
+                None => "-".to_owned(),
+                Some(Step::Delete) => "delete".to_owned(),
+                Some(Step::Evict(pods)) => {
+                    format!("evict {}", pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>().join(" "))
+                }
+            };
+            assert_eq!(text, expected, "{case}");
+        }
+    }
+
+    #[test]
+    fn f19_a_pod_whose_grace_period_is_as_long_as_the_notice_leaves_at_once() {
+        for (seconds, expected) in [(105, true), (104, false), (3_600, true)] {
+            let mut state = state(false);
+            let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "other", "controller": true}]);
+            let spec = json!({"nodeName": "node-old", "terminationGracePeriodSeconds": seconds});
+            state.apply_pod(
+                &objects::pod("long", &json!({"metadata": {"ownerReferences": owner}, "spec": spec})),
+                UnixMillis(2),
+            );
+            let due = due(&state, &resolve(&state, UnixMillis(0)), UnixMillis(0));
+            let evicted: Vec<String> = due
+                .into_iter()
+                .filter_map(|one| if let Step::Evict(pods) = one.step { Some(pods) } else { None })
+                .flatten()
+                .map(|pod| pod.name)
+                .collect();
+            assert_eq!(evicted, if expected { vec!["long".to_owned()] } else { vec![] }, "{seconds} s");
+        }
     }
 
     #[test]

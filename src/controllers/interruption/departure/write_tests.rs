@@ -1,10 +1,11 @@
 use serde_json::json;
 
 use super::*;
+use crate::api::NodeClaim;
 use crate::model::labels;
 use crate::test_support::failures::{World, first_turn};
 use crate::test_support::kubernetes::{FakeApi, Fault};
-use crate::test_support::objects::{claim, launched, node};
+use crate::test_support::objects::{claim, launched, node, pod};
 
 /// The interrupted claims c-0 to c-2 with their nodes; their deadline is over.
 fn interrupted() -> World {
@@ -42,7 +43,7 @@ async fn an_event_without_an_answer_delays_no_departure() {
     world.api.inject(Fault::NoAnswer, usize::MAX, |request| request.key.resource == "events");
     let ctx = world.context();
     let queue = EventQueue::start(&ctx);
-    pass(&ctx, &queue).await;
+    pass(&ctx, &queue, &mut Evicted::default()).await;
     assert_eq!(deleted(&world), ["c-0", "c-1", "c-2"]);
 }
 
@@ -56,4 +57,33 @@ async fn every_departure_is_reported_on_the_claim_and_its_node() {
             assert_eq!(events.iter().filter(|event| event.contains(&about)).count(), 1, "{about} in {events:#?}");
         }
     }
+}
+
+/// Adds a pod of a ReplicaSet to the node of `c-0`, whose deadline is an hour ahead.
+fn with_pods(world: &World, pods: &[(&str, i64)]) {
+    let mut later = world.api.stored("nodeclaims/c-0").unwrap();
+    let deadline = format!("SpotInterruption/{}", (clock::now() + Duration::from_hours(1)).rfc3339());
+    later["metadata"]["annotations"][labels::DISRUPTING] = json!(deadline);
+    world.api.put(&serde_json::from_value::<NodeClaim>(later).unwrap());
+    for (name, grace) in pods {
+        let owner =
+            json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": name, "controller": true}]);
+        let spec = json!({"nodeName": "x-0", "terminationGracePeriodSeconds": grace});
+        world.api.put(&pod(name, &json!({"metadata": {"ownerReferences": owner}, "spec": spec})));
+    }
+}
+
+#[tokio::test]
+async fn f19_a_pod_that_is_due_is_evicted_before_the_others_and_reported() {
+    let world = interrupted();
+    with_pods(&world, &[("long", 4_000), ("short", 30)]);
+    world.api.inject(Fault::NoAnswer, usize::MAX, |request| request.key.resource == "events");
+    let ctx = world.context();
+    let (queue, mut evicted) = (EventQueue::start(&ctx), Evicted::default());
+    for _ in 0..3 {
+        pass(&ctx, &queue, &mut evicted).await;
+    }
+    let of_c0 = world.api.lines().into_iter().filter(|line| line.contains("c-0") || line.contains("pods/"));
+    assert_eq!(of_c0.collect::<Vec<_>>(), ["POST pods/n/long/eviction"], "once, although the watch lags behind");
+    assert_eq!(ctx.metrics.evictions.with_label_values(&["ok"]).get(), 1);
 }

@@ -174,9 +174,9 @@ async fn a_budget_that_allows_no_eviction_is_reported_and_blocks_the_drain() {
     assert_eq!(
         world.api.events(),
         [
-            "Normal Evicted on Pod/b: node x is being drained",
             &format!("Warning FailedDraining on NodeClaim/c: {note}"),
-            &format!("Warning FailedDraining on Node/x: {note}")
+            &format!("Warning FailedDraining on Node/x: {note}"),
+            "Normal Evicted on Pod/b: node x is being drained",
         ]
     );
     let asked = world.api.lines().iter().filter(|line| *line == "POST pods/n/a/eviction").count();
@@ -221,4 +221,31 @@ async fn evictions_begin_when_the_nodes_that_could_take_the_successors_are_close
     let planned = json!([{"key": labels::PLANNED_TAINT, "value": "uid-d", "effect": "NoSchedule"}]);
     ctx.cluster.update(|state| state.apply_node(open(&planned)));
     assert_eq!((drained(ctx).await, evicted()), ("in progress".into(), true));
+}
+
+#[tokio::test]
+async fn evictions_keep_to_a_rate_unless_the_node_has_a_deadline() {
+    let deadline = (clock::now() + Duration::from_hours(1)).rfc3339();
+    for (mark, evicted) in [("Drifted/".to_owned(), 50), (format!("SpotInterruption/{deadline}"), 122)] {
+        let world = world(&json!({(labels::DISRUPTING): mark}), "team");
+        for n in 0..120 {
+            let spec = json!({"nodeName": "x", "terminationGracePeriodSeconds": 30});
+            world.api.put(&pod(&format!("p{n:03}"), &json!({"spec": spec})));
+        }
+        let ctx = world.context();
+        assert_eq!(drained(Arc::clone(&ctx)).await, "in progress", "{mark}");
+        assert_eq!(ctx.metrics.evictions.with_label_values(&["ok"]).get(), evicted, "{mark}");
+    }
+}
+
+/// A pod that stays takes no part of the rate from others.
+#[tokio::test]
+async fn refused_evictions_do_not_count_for_the_rate() {
+    let world = world(&json!({}), "team");
+    for name in ["a", "b"] {
+        world.api.inject_on(&format!("POST pods/n/{name}/eviction"), Fault::Refused(Refusal::disruption_budget()));
+    }
+    let ctx = world.context();
+    assert_eq!(drained(Arc::clone(&ctx)).await, "blocked");
+    assert_eq!(ctx.caps.admit_evictions(99, 50, clock::now()), 50);
 }
