@@ -192,6 +192,7 @@ class Record:
         self.pod_keys = {}  # uid -> namespace/name
         self.rejected = {}  # uid -> first seen unschedulable
         self.bound = {}  # uid -> (time, Node, NodeClaim that it was planned on at that time)
+        self.left = {}  # uid -> first seen terminating
         self.runs_on = {}  # namespace/name -> Node of the pod
         self.plans = collections.defaultdict(list)  # namespace/name -> NodeClaims that listed it, in order
         self.launched = {}  # NodeClaim -> first seen launched
@@ -221,6 +222,8 @@ class Record:
         scheduled = condition(pod, "PodScheduled")
         if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
             self.rejected.setdefault(uid, now)
+        if terminating(pod):
+            self.left.setdefault(uid, now)
         if bound_to(pod):
             self.runs_on[name] = bound_to(pod)
         if bound_to(pod) and uid not in self.bound:

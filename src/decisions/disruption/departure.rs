@@ -4,10 +4,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use crate::api::{NodeClaim, conditions};
-use crate::decisions::disruption::mark::DisruptionMark;
+use crate::decisions::disruption::mark::{DisruptionMark, is_tainted};
 use crate::decisions::pod_ref::PodRef;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
@@ -56,9 +57,9 @@ pub fn any_marked(state: &ClusterState) -> bool {
 pub fn due(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<Departure> {
     let ready = ready(state, holds);
     let departure = |(claim, mark, deadline): (&Arc<NodeClaim>, DisruptionMark, UnixMillis)| {
-        let node = state.node_of(claim).map(|node| node.name_any());
-        let step = step(state, &ready, node.as_deref(), deadline, now)?;
-        Some(Departure { claim: Arc::clone(claim), mark, node, step })
+        let node = state.node_of(claim);
+        let step = step(state, &ready, node.map(|node| &**node), deadline, now)?;
+        Some(Departure { claim: Arc::clone(claim), mark, node: node.map(|node| node.name_any()), step })
     };
     marked(state).filter_map(departure).collect()
 }
@@ -76,13 +77,15 @@ fn ready<'a>(state: &ClusterState, holds: &'a Holds) -> HashSet<&'a str> {
 fn step(
     state: &ClusterState,
     ready: &HashSet<&str>,
-    node: Option<&str>,
+    node: Option<&Node>,
     deadline: UnixMillis,
     now: UnixMillis,
 ) -> Option<Step> {
     let Some(node) = node else { return Some(Step::Delete) };
+    let name = node.name_any();
     let is_recreated = |pod: &PodRecord| pod.entry.as_ref().is_ok_and(|entry| entry.owner.is_some());
-    let moving = state.pods_on(node).filter(|pod| pod.reschedulable() && pod.deleted_at.is_none() && is_recreated(pod));
+    let moving =
+        state.pods_on(&name).filter(|pod| pod.reschedulable() && pod.deleted_at.is_none() && is_recreated(pod));
     let departs = |pod: &&PodRecord| now >= deadline - pod.grace_period - DRAIN_MARGIN || ready.contains(&*pod.key());
     let (departing, waiting): (Vec<&PodRecord>, Vec<&PodRecord>) = moving.partition(departs);
     if waiting.is_empty() {
@@ -92,7 +95,8 @@ fn step(
     let may_be_evicted =
         |pod: &&PodRecord| !pod.critical && !pod.do_not_disrupt && state.pod_budgets.block(pod).is_none();
     let pods: Vec<PodRef> = departing.into_iter().filter(may_be_evicted).map(PodRef::of).collect();
-    (!pods.is_empty()).then_some(Step::Evict(pods))
+    // Without the taint, a successor could be bound to the same node.
+    (!pods.is_empty() && is_tainted(node)).then_some(Step::Evict(pods))
 }
 
 #[cfg(test)]
@@ -120,8 +124,9 @@ mod tests {
         state.apply_claim(claim("new", "i-2", replacement_ready, &json!({
             (labels::PLANNED_PODS): "[\"n/a\"]", (labels::PLANNED_OWNERS): "{\"n/a\":{\"uid\":\"rs\",\"at_ms\":0}}", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"})));
         state.apply_node(
-            serde_json::from_value(json!({"metadata": {"name": "node-old"}, "spec": {"providerID": "aws:///z/i-1"}}))
-                .unwrap(),
+            serde_json::from_value(json!({"metadata": {"name": "node-old"}, "spec": {"providerID": "aws:///z/i-1",
+                "taints": [{"key": labels::DISRUPTED_TAINT, "effect": "NoSchedule"}]}}))
+            .unwrap(),
         );
         let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a",
             "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]},
@@ -178,6 +183,23 @@ mod tests {
                 }
             };
             assert_eq!(text, expected, "{case}");
+        }
+    }
+
+    #[test]
+    fn no_pod_is_evicted_before_the_node_is_tainted() {
+        for (taint, expected) in [(labels::DISRUPTED_TAINT, true), ("other", false)] {
+            let mut state = state(true);
+            let spec = json!({"providerID": "aws:///z/i-1", "taints": [{"key": taint, "effect": "NoSchedule"}]});
+            state.apply_node(objects::node("node-old", &json!({"metadata": {"uid": ""}, "spec": spec})));
+            let owner =
+                json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "x", "controller": true}]);
+            state.apply_pod(
+                &objects::pod("b", &json!({"metadata": {"ownerReferences": owner}, "spec": {"nodeName": "node-old"}})),
+                UnixMillis(2),
+            );
+            let now = UnixMillis(0);
+            assert_eq!(!due(&state, &resolve(&state, now), now).is_empty(), expected, "{taint}");
         }
     }
 

@@ -16,7 +16,9 @@ fn interrupted() -> World {
             "finalizers": [labels::TERMINATION_FINALIZER]});
         let status = launched(&id, &["Launched", "Registered", "Initialized"]);
         api.put(&claim(&format!("c-{number}"), &json!({"metadata": meta, "status": status})));
-        api.put(&node(&format!("x-{number}"), &json!({"spec": {"providerID": format!("aws:///z/{id}")}})));
+        let taints = json!([{"key": labels::DISRUPTED_TAINT, "effect": "NoSchedule"}]);
+        let spec = json!({"providerID": format!("aws:///z/{id}"), "taints": taints});
+        api.put(&node(&format!("x-{number}"), &json!({"spec": spec})));
     }
     World::new(api)
 }
