@@ -160,8 +160,8 @@ test-drift: build tools moto ## Drift and expiration, with simulated EC2 and wit
 test-swap: build tools moto ## From Karpenter's real controller to Stowage and back, with moto
 	$(call pytest,swap)
 
-test-e2e: build tools moto ## The whole service, with the real kube-scheduler (test-e2e-CLASS: one class of e2e/e2e_test.py); moves of pods
-	$(call pytest,e2e moves)
+test-e2e: build tools moto ## The whole service, with the real kube-scheduler (test-e2e-CLASS: one class of e2e/e2e_test.py); moves of pods; interruptions of many nodes
+	$(call pytest,e2e moves interruptions)
 
 $(E2E:%=test-e2e-%): test-e2e-%: build tools moto
 	$(call pytest,e2e)::Test$*
