@@ -30,7 +30,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
-    let (queue, mut evicted) = (EventQueue::start(&ctx), Evicted::default());
+    let (queue, mut evicted) = (EventQueue::start(&ctx), LastEvictions::default());
     loop {
         pass(&ctx, &queue, &mut evicted).await;
         run_loop.next().await;
@@ -38,11 +38,11 @@ pub async fn run(ctx: Arc<Context>) {
 }
 
 /// When pods were last evicted, by UID.
-type Evicted = HashMap<String, UnixMillis>;
+type LastEvictions = HashMap<String, UnixMillis>;
 
 /// Deletes the claims that are due, and evicts the pods that are. Events are emitted in the background: the deadlines of a mass interruption are close
 /// together.
-async fn pass(ctx: &Context, queue: &EventQueue, evicted: &mut Evicted) {
+async fn pass(ctx: &Context, queue: &EventQueue, evicted: &mut LastEvictions) {
     let departures = stream::iter(due(ctx, evicted)).map(|one| async move {
         let departs = match &one.step {
             Step::Delete => depart(ctx, &one.claim, one.mark).await,
@@ -65,7 +65,7 @@ async fn pass(ctx: &Context, queue: &EventQueue, evicted: &mut Evicted) {
 }
 
 /// What departs now. Pods that were evicted a moment ago are left out.
-fn due(ctx: &Context, evicted: &mut Evicted) -> Vec<Departure> {
+fn due(ctx: &Context, evicted: &mut LastEvictions) -> Vec<Departure> {
     let state = ctx.cluster.read();
     if !departure::any_marked(&state) {
         evicted.clear();

@@ -3,6 +3,7 @@
 pub mod backoff;
 pub mod balanced;
 pub mod market_value;
+mod newest;
 pub mod objective;
 pub mod order;
 pub mod rooms;
@@ -21,6 +22,7 @@ use crate::decisions::disruption::candidates::{Candidate, PoolAllowance, allowan
 use crate::decisions::disruption::consolidation::backoff::Backoff;
 use crate::decisions::disruption::consolidation::balanced::Score;
 use crate::decisions::disruption::consolidation::market_value::{Floor, Market};
+use crate::decisions::disruption::consolidation::newest::Newest;
 use crate::decisions::disruption::consolidation::objective::PoolTerms;
 use crate::decisions::disruption::consolidation::order::{Source, by_surplus};
 use crate::decisions::disruption::consolidation::rooms::Room;
@@ -36,7 +38,6 @@ use crate::decisions::disruption::verdicts::Verdict;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
-use crate::planner::input::pod::PodEntry;
 use crate::state::instance_types::ReadyPool;
 use crate::state::object_ext::{NodeClaimExt, NodeExt};
 use crate::state::plan_record::Holds;
@@ -152,7 +153,7 @@ pub struct Decision {
 #[derive(Debug, Default)]
 pub struct Priced {
     pub pay: Vec<Move>,
-    /// Those that do not pay, or whose score is not approved, and why their nodes stay.
+    /// Those that do not pay, whose score is not approved, or that have too few alternatives, and why their nodes stay.
     pub others: Vec<(Move, Blocker)>,
 }
 
@@ -399,9 +400,11 @@ impl Consolidation {
             let Worth { worth, saving, needed } = self.worth(&set, &one.purchases());
             one.limit_prices(MicroUsd(saving.0 - needed.0));
             one.scores = self.scores(&set, saving);
-            one.limit_alternatives();
             if worth > 0 && one.scores.values().all(Score::is_approved) {
-                out.pay.push(one);
+                match one.limit_alternatives() {
+                    Ok(()) => out.pay.push(one),
+                    Err(types) => out.others.push((one, Blocker::Obstacle(Obstacle::FewAlternatives(types)))),
+                }
                 continue;
             }
             let needed = one.scores.values().map(|score| score.needed(saving)).fold(needed, MicroUsd::max);
@@ -539,36 +542,6 @@ fn blockers(
         out.extend(not_quiet.or_else(|| budget_block(state, &facts.node)));
     }
     out
-}
-
-/// When the newest pod of each workload was created, by namespace and UID of what controls its pods.
-struct Newest<'a>(HashMap<(&'a str, &'a str), UnixMillis>);
-
-impl<'a> Newest<'a> {
-    /// Empty where no NodePool has an interval between evictions.
-    fn of(state: &'a ClusterState, terms: &BTreeMap<String, PoolTerms>) -> Self {
-        let mut newest = HashMap::new();
-        if terms.values().any(|terms| terms.min_eviction_interval().is_some()) {
-            let entries = state.pods.values().filter(|pod| pod.active()).filter_map(|pod| pod.entry.as_ref().ok());
-            for (workload, created_at) in entries.filter_map(|entry| Some((workload(entry)?, entry.created_at))) {
-                let newest = newest.entry(workload).or_insert(created_at);
-                *newest = created_at.max(*newest);
-            }
-        }
-        Self(newest)
-    }
-
-    /// What blocks the removal of a node: the pod whose workload changed last, if that is not this long ago.
-    fn block(&self, node: &NodeFacts, interval: Duration, now: UnixMillis) -> Option<Blocker> {
-        let ends = node.pods.iter().filter_map(|entry| Some((*self.0.get(&workload(entry)?)? + interval, &entry.key)));
-        let (at, pod) = ends.filter(|(at, _)| *at > now).max()?;
-        Some(Blocker::WorkloadChanged(pod.to_string(), at))
-    }
-}
-
-/// The namespace of a pod and the UID of what controls it. A UID may be copied to another namespace.
-fn workload(entry: &PodEntry) -> Option<(&str, &str)> {
-    Some((&entry.class.namespace, entry.owner.as_deref()?))
 }
 
 /// What keeps a candidate although nothing blocks its removal. `most` nodes may be removed.

@@ -52,16 +52,27 @@ impl Move {
 
     /// Leaves a new spot node that replaces one spot node only the cheapest of its instance types: those that are needed
     /// ([`MIN_ALTERNATIVES`], `minValues`). Whichever is launched, too few are cheaper to replace it in turn.
-    pub fn limit_alternatives(&mut self) {
+    ///
+    /// # Errors
+    /// Of so few types, an offering costs no more than its launch may.
+    pub fn limit_alternatives(&mut self) -> Result<(), usize> {
         let (problem, claims) = (&self.snapshot.problem, self.claims_by_pod());
         for node in &mut self.plan.new_nodes {
             let pods = node.pods.iter().map(|pod| &problem.pods[*pod].key);
             let replaced: BTreeSet<&String> = pods.filter_map(|key| claims.get(key)).collect();
             let replaces_one = replaced.len() == 1 && replaced.iter().all(|claim| self.sources[*claim].is_spot);
             if replaces_one && is_spot(node) {
-                node.choices = cheapest(&node.choices, &problem.pools[node.pool].requirements);
+                let allowed = |choice: &&Choice| node.max_price.is_none_or(|most| choice.price <= most);
+                let choices: Vec<Choice> = node.choices.iter().filter(allowed).cloned().collect();
+                let spot = choices.iter().filter(|choice| choice.capacity_type == CapacityType::Spot);
+                let types = spot.map(|choice| &choice.instance_type.name).collect::<BTreeSet<_>>().len();
+                if types < MIN_ALTERNATIVES {
+                    return Err(types);
+                }
+                node.choices = cheapest(&choices, &problem.pools[node.pool].requirements);
             }
         }
+        Ok(())
     }
 
     /// The replacements in a row that its new nodes are the last of.

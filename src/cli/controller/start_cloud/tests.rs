@@ -56,9 +56,12 @@ async fn a_leader_that_can_not_start_its_cloud_gives_the_lease_back_and_stands_b
     };
     let candidacy = Candidacy { timing, election: &election, state: &state, stopped: &mut stopped, failed: &failed };
     let other = async {
-        while holder(&api).as_deref() != Some("a") {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let is_taken = async {
+            while holder(&api).as_deref() != Some("a") {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), is_taken).await.expect("the lease is taken");
         // Long before the lease of a replica that vanished expires.
         let other = candidate(&api, "b");
         tokio::time::timeout(Duration::from_secs(10), other.acquire()).await.expect("the lease is given back");

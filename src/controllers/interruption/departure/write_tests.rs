@@ -45,7 +45,7 @@ async fn an_event_without_an_answer_delays_no_departure() {
     world.api.inject(Fault::NoAnswer, usize::MAX, |request| request.key.resource == "events");
     let ctx = world.context();
     let queue = EventQueue::start(&ctx);
-    pass(&ctx, &queue, &mut Evicted::default()).await;
+    pass(&ctx, &queue, &mut LastEvictions::default()).await;
     assert_eq!(deleted(&world), ["c-0", "c-1", "c-2"]);
 }
 
@@ -81,7 +81,7 @@ async fn f19_a_pod_that_is_due_is_evicted_before_the_others_and_reported() {
     with_pods(&world, &[("long", 4_000), ("short", 30)]);
     world.api.inject(Fault::NoAnswer, usize::MAX, |request| request.key.resource == "events");
     let ctx = world.context();
-    let (queue, mut evicted) = (EventQueue::start(&ctx), Evicted::default());
+    let (queue, mut evicted) = (EventQueue::start(&ctx), LastEvictions::default());
     for _ in 0..3 {
         pass(&ctx, &queue, &mut evicted).await;
     }

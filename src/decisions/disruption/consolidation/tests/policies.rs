@@ -155,6 +155,71 @@ fn the_nodes_of_a_move_that_does_not_pay_by_itself_are_tried_again_later() {
     assert_eq!(of_a(&mut memory, 60), []);
 }
 
+/// The moves of the removal of these nodes, judged by themselves.
+fn judged(cluster: &SmallCluster, claims: &[&str]) -> Priced {
+    let facts = cluster.facts();
+    let request = Request { pools: &cluster.pools, facts: &facts, most: 9, now: NOW };
+    let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut Memory::default(), request);
+    let without = claims.iter().map(|claim| (*claim).to_owned()).collect();
+    let mut simulator = cluster.simulator();
+    simulator.allow_spot_to_spot();
+    consolidation.priced(simulator.moves(&without, Effort::Normal).1)
+}
+
+#[test]
+fn a_move_is_judged_by_itself_and_for_each_pool_that_is_balanced() {
+    // `a` is small and has four pods; its NodePool has another node, which costs four times as much and has one pod.
+    let build = |policy_of_c: &str| {
+        let mut cluster = SmallCluster::new(&[("p", policy("Balanced")), ("q", policy(policy_of_c))]);
+        cluster.add_node("a", "p", "small/on-demand");
+        for n in 0..4 {
+            cluster.add_pod(&format!("a{n}"), Some("a"), "300m", &json!({}));
+        }
+        cluster.add_node("b", "p", "large/on-demand");
+        cluster.add_pod("full", Some("b"), "7900m", &json!({}));
+        cluster.add_node("c", "q", "large/on-demand");
+        cluster.add_pod("on-c", Some("c"), "200m", &json!({}));
+        cluster
+    };
+    let too_little = |saving, needed| Blocker::SavesTooLittle { saving: MicroUsd(saving), needed: MicroUsd(needed) };
+    let why = |priced: &Priced| priced.others.iter().map(|(_, why)| why.clone()).collect::<Vec<_>>();
+    // 60,000 of 500,000, for five of seven units.
+    let mut cluster = build("Balanced");
+    remove(&mut cluster, "c");
+    let alone = judged(&cluster, &["a"]);
+    assert!(alone.pay.is_empty() && matches!(&why(&alone)[..], [Blocker::SavesTooLittle { .. }]), "{:?}", why(&alone));
+    // With `c` it saves 460,000, of which a fifth is for `p`: too little for its five units, whatever the policy of `q` is.
+    for policy_of_c in ["Balanced", "WhenEmptyOrUnderutilized"] {
+        let together = judged(&build(policy_of_c), &["a", "c"]);
+        assert!(together.pay.is_empty(), "{policy_of_c}");
+        assert_eq!(why(&together), [too_little(460_000, 892_860)], "{policy_of_c}");
+    }
+}
+
+#[test]
+fn alternatives_that_the_launch_may_not_use_do_not_count() {
+    // The node costs 42,000. With the least saving, 16 types are cheap enough, or 14 and two that are only a little cheaper.
+    for (prices, pays) in [
+        ((0..16).map(|n| 35_000 + n).collect::<Vec<i64>>(), true),
+        ((0..14).map(|n| 35_000 + n).chain([41_800, 41_900]).collect(), false),
+    ] {
+        let mut cluster = spot_market(&prices);
+        let mut types = cluster.pools[0].catalog.instance_types.clone();
+        types.retain(|known| &*known.name != "large");
+        let mut offering = objects::offering("z", 42_000);
+        offering.capacity_type = CapacityType::Spot;
+        let size = [("cpu", "8"), ("memory", "32Gi"), ("pods", "110")];
+        types.push(Arc::new(objects::instance_type("large", &size, vec![offering])));
+        cluster.pools[0].catalog = Arc::new(Catalog { region: "r".into(), instance_types: types });
+        cluster.add_node("a", "p", "large/spot");
+        cluster.add_pod("x", Some("a"), "1500m", &json!({}));
+        let Priced { pay, others } = judged(&cluster, &["a"]);
+        assert_eq!(pay.len(), usize::from(pays), "{prices:?}");
+        let why: Vec<Blocker> = others.into_iter().map(|(_, why)| why).collect();
+        assert_eq!(why, if pays { vec![] } else { vec![Blocker::Obstacle(Obstacle::FewAlternatives(14))] });
+    }
+}
+
 /// A cluster whose pools buy spot instances of these types: 2 CPUs each, at these prices in micro-USD per hour, and large ones.
 fn spot_market(prices: &[i64]) -> SmallCluster {
     let mut cluster = SmallCluster::new(&[("p", json!({}))]);
