@@ -1,5 +1,7 @@
 //! What a drain waits for, in words.
 
+use std::time::Duration;
+
 use crate::api::NodeClaim;
 use crate::decisions::termination::drain_order::waiting;
 use crate::model::labels;
@@ -8,6 +10,8 @@ use crate::state::pod_budgets::EvictionBlock;
 use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
 
+/// A pod is late this long after the end of its grace period: the kubelet kills it then, and deletes it a little later.
+const LATE: Duration = Duration::from_secs(5);
 /// Maximum number of pods that the text names.
 const MAX_PODS: usize = 5;
 
@@ -28,7 +32,7 @@ pub fn drain_report(state: &ClusterState, claim: &NodeClaim, node: &str, now: Un
 /// Why a pod is still there; `None` when it may be evicted, or terminates within its grace period.
 fn reason(state: &ClusterState, pod: &PodRecord, now: UnixMillis) -> Option<String> {
     if let Some(end) = pod.deleted_at {
-        return (now > end).then(|| "terminates for longer than its grace period".to_owned());
+        return (now > end + LATE).then(|| "terminates for longer than its grace period".to_owned());
     }
     if pod.do_not_disrupt {
         return Some(format!("is protected by the annotation {}", labels::DO_NOT_DISRUPT));
@@ -62,6 +66,7 @@ mod tests {
         };
         put(&mut state, "evictable", &json!({}));
         put(&mut state, "ending", &json!({"deletionTimestamp": "2026-01-01T00:00:40Z"}));
+        put(&mut state, "killed", &json!({"deletionTimestamp": "2026-01-01T00:00:25Z"}));
         assert_eq!(report(&state), None);
         put(&mut state, "stuck", &json!({"deletionTimestamp": "2026-01-01T00:00:20Z"}));
         assert_eq!(
