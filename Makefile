@@ -26,7 +26,7 @@ CARGO_CYCLONEDX := $(CACHE)/cargo-cyclonedx-$(CARGO_CYCLONEDX_VERSION)/bin/cargo
 ADVISORIES := $(CARGO_TARGET_DIR)/advisories
 ADVISORY_DB_NAME := advisory-db-3157b0e258782691
 
-.PHONY: help demo checkout bench fuzz bench-launches bench-state bench-api test soak soak-memory build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-outage test-attacks test-scenarios test-replay test-e2e $(E2E:%=test-e2e-%) test-without-service test-attacks-short test-kills test-kills-short quick reference crds clean-cache
+.PHONY: help demo checkout bench fuzz bench-launches bench-state bench-api test soak soak-memory build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-karpenter-short test-outage test-attacks test-scenarios test-replay test-e2e $(E2E:%=test-e2e-%) test-without-service test-attacks-short test-kills test-kills-short quick reference crds clean-cache
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -37,7 +37,7 @@ demo: build tools moto ## The main use case, end to end (KEEP=1 leaves it runnin
 # Suites that mostly wait run in parallel, the longest first. Those that measure how far kube-scheduler follows a plan run before them, beside
 # the Rust tests, which only get the CPU time that is left over. Suites of one target share a control plane.
 LANES := test-ec2-faults test-ec2 test-drift test-chart test-without-service test-outage test-ec2-leaving test-kills-short test-preflight \
-	test-swap test-attacks-short
+	test-swap test-karpenter-short test-attacks-short
 # A failed end-to-end test runs once more, alone, after all lanes. If it passes then, it is reported as flaky and the run succeeds.
 FAILURES = $(CARGO_TARGET_DIR)/e2e-failures.jsonl
 test: ## Every test
@@ -66,9 +66,10 @@ checkout:
 build: checkout ## The binary
 	cargo build --locked
 
-tools: ## The control plane's binaries, once; the replay of plans, into Go's cache
+tools: ## The control plane's binaries, once; the replay of plans and Karpenter's suites, into Go's cache
 	e2e/tools/build >/dev/null
 	cd e2e/replay && CGO_ENABLED=0 GOFLAGS= GOWORK=off go build -mod=readonly -trimpath -o /dev/null .
+	cd e2e/karpenter-suites && CGO_ENABLED=0 GOFLAGS= GOWORK=off go test -mod=readonly -trimpath -c -o /dev/null sigs.k8s.io/karpenter/test/suites/regression
 
 moto: ## The Python packages of the end-to-end tests (moto, pytest, boto3, the Kubernetes client), once
 	e2e/tools/environment >/dev/null
@@ -144,8 +145,8 @@ test-kills: build tools moto ## The same: fifty kills at random moments of launc
 test-kills-short: build tools moto ## Four of them
 	$(call pytest,kills)
 
-test-outage: build tools moto ## Outages of the API server: stopped, killed, dropped packets, compacted history
-	$(call pytest,outage) -s
+test-outage: build tools moto ## Outages of the API server: stopped, killed, dropped packets, compacted history; a fail-over to another replica
+	$(call pytest,outage failover) -s
 
 test-attacks: tools moto ## Attacks by peers without credentials and by tenants, against the release build: probes, memory, purchases
 	cargo build --release --locked
@@ -154,8 +155,23 @@ test-attacks: tools moto ## Attacks by peers without credentials and by tenants,
 test-attacks-short: build tools moto ## Seconds of each attack, against the debug build
 	$(call pytest,attacks)
 
-test-drift: build tools moto ## Drift and expiration, with simulated EC2 and with moto; static NodePools; repair and volumes; purchases in vain
-	$(call pytest,drift static_pools node_lifecycle purchases)
+test-drift: build tools moto ## Drift and expiration, with simulated EC2 and with moto; static NodePools; repair and volumes; purchases in vain; every reason of disruption at once
+	$(call pytest,drift static_pools node_lifecycle purchases disruption)
+
+test-karpenter-short: build tools moto ## A few specs of Karpenter's own end-to-end suite
+	$(call pytest,karpenter_suites)
+
+# Most of the time of a spec is waiting: three parts run side by side. SUBJECT=karpenter runs Karpenter itself with its kwok provider.
+SUBJECT := stowage
+KARPENTER_PARTS := 1 2 3
+KARPENTER_RESULTS = $(CARGO_TARGET_DIR)/karpenter-suites-$(SUBJECT).jsonl
+.PHONY: test-karpenter $(KARPENTER_PARTS:%=test-karpenter-%)
+test-karpenter: build tools moto ## All of them, with the results in a file (SUBJECT=karpenter: of Karpenter itself)
+	@rm -f $(KARPENTER_RESULTS)
+	$(MAKE) -j3 -k --output-sync=target $(KARPENTER_PARTS:%=test-karpenter-%); status=$$?; echo "results: $(KARPENTER_RESULTS)"; exit $$status
+
+$(KARPENTER_PARTS:%=test-karpenter-%): test-karpenter-%: build tools moto
+	STOWAGE_SUITE=all:$*/$(words $(KARPENTER_PARTS)) STOWAGE_SUITE_SUBJECT=$(SUBJECT) STOWAGE_SUITE_RESULTS=$(KARPENTER_RESULTS) $(call pytest,karpenter_suites)
 
 test-swap: build tools moto ## From Karpenter's real controller to Stowage and back, with moto
 	$(call pytest,swap)

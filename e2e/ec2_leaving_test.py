@@ -20,7 +20,6 @@ TAINT_SECONDS = 1.0  # from a message in the queue to the taint on the node
 # Garbage collection runs periodically, and spares young instances, whose NodeClaim may not be written yet.
 GARBAGE_SECONDS = 150
 TERMINATION_TIMESTAMP = "karpenter.sh/nodeclaim-termination-timestamp"
-NOT_READY = "stowage.dev/e2e-not-ready"  # annotation that makes kwok report a node as not ready
 GRACE, POD_GRACE = 8, 2  # seconds of a drain and of its pod
 UNKNOWN_INSTANCE = "i-0123456789abcdef0"
 
@@ -184,7 +183,7 @@ class TestInterruptions:
         # Without kubelets nothing deletes the Node.
         service.kubelets.down()
         try:
-            service.api.annotate("Node", service.mirror.node_of(claim)["metadata"]["name"], {NOT_READY: "yes"})
+            service.api.annotate("Node", service.mirror.node_of(claim)["metadata"]["name"], {kubelet.REPORTS_NOT_READY: "yes"})
             begin = time.monotonic()
             service.moto.terminate(service.instance_of(claim))
             deleted = lambda: not service.current(claim) or terminating(service.current(claim))

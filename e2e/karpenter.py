@@ -1,6 +1,6 @@
-"""The controller of Karpenter's AWS provider as a process of this machine, in a control plane and against a substitute for EC2's API.
+"""Karpenter's controller as a process of this machine, in a control plane: its AWS provider, against a substitute for EC2's API, or another one.
 
-STOWAGE_KARPENTER names another binary of it, such as one of another release; its CRDs remain those of e2e/tools/karpenter.
+STOWAGE_KARPENTER names another binary of its AWS provider, such as one of another release; its CRDs remain those of e2e/tools/karpenter.
 """
 
 import os
@@ -25,35 +25,28 @@ def crds(plane):
     return [yaml.safe_load(file.read_text()) for file in sorted((plane.bin / "karpenter-crds").glob("*.yaml"))]
 
 
-class Karpenter:
-    """The controller, as a context manager. Its settings are those of its chart; it leads by the same lease as Stowage. `env` are the
-    SDK's variables."""
+class Controller:
+    """A controller of Karpenter, as a context manager. `env` are its settings, without those that each controller needs here."""
 
-    def __init__(self, plane, cluster, env):
-        self.plane = plane
+    def __init__(self, plane, binary, env):
+        self.plane, self.binary = plane, binary
         self.log = plane.dir / "logs" / "karpenter.log"
         self.pid_file = plane.dir / "pids" / "karpenter.pid"
         self.metrics_port, self.health_port = harness.free_port(), harness.free_port()
         self.process = None
         self.env = env | {
             "KUBECONFIG": str(plane.dir / "kubeconfig"),
-            "CLUSTER_NAME": cluster,
-            "CLUSTER_ENDPOINT": plane.state["api"],
             "SYSTEM_NAMESPACE": harness.NAMESPACE,
             "LEADER_ELECTION_NAMESPACE": harness.NAMESPACE,
             "METRICS_PORT": str(self.metrics_port),
             "HEALTH_PROBE_PORT": str(self.health_port),
-            "DISABLE_DRY_RUN": "true",
-            # Without the Pricing API, which moto does not have.
-            "ISOLATED_VPC": "true",
         }
 
     def __enter__(self):
-        binary = pathlib.Path(os.environ.get("STOWAGE_KARPENTER") or self.plane.bin / "karpenter")
         base = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [binary], env=base | self.env, cwd=self.plane.dir, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                [self.binary], env=base | self.env, cwd=self.plane.dir, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         write_pid(self.pid_file, self.process.pid)
         try:
@@ -88,3 +81,13 @@ class Karpenter:
     def tail(self, lines=15):
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return "\n".join(line[:1000] for line in text.splitlines()[-lines:])
+
+
+class Karpenter(Controller):
+    """The controller of the AWS provider. Its settings are those of its chart; it leads by the same lease as Stowage. `env` are the SDK's
+    variables."""
+
+    def __init__(self, plane, cluster, env):
+        # Without the Pricing API, which moto does not have.
+        own = {"CLUSTER_NAME": cluster, "CLUSTER_ENDPOINT": plane.state["api"], "DISABLE_DRY_RUN": "true", "ISOLATED_VPC": "true"}
+        super().__init__(plane, pathlib.Path(os.environ.get("STOWAGE_KARPENTER") or plane.bin / "karpenter"), env | own)

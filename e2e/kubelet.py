@@ -14,6 +14,7 @@ NODE_CONFIG = "application/node.eks.aws"
 UNREGISTERED = {"key": "karpenter.sh/unregistered", "effect": "NoExecute"}
 NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 FAKE_NODE = "kwok.x-k8s.io/node"  # annotation of the nodes that kwok simulates
+REPORTS_NOT_READY = "stowage.dev/e2e-not-ready"  # annotation that makes kwok report a node as not ready
 STARTED_BY = "stowage.dev/e2e-kubelets"  # annotation of the Nodes that `kubelets` registered; its value is the endpoint
 ARCHITECTURES = {"x86_64": "amd64", "arm64": "arm64"}
 MIB, GIB = 1 << 20, 1 << 30

@@ -2,9 +2,6 @@
 are reported.
 """
 
-import datetime
-import json
-
 import kube
 import services
 import workloads
@@ -60,13 +57,9 @@ class TestNodeLifecycle:
 
     def test_2_an_unhealthy_node_is_replaced_in_spite_of_its_protection(self, service):
         claim, node, pod = self.victim(service)
-        service.api.annotate("Node", node, {"stowage.dev/e2e-not-ready": "true"})
-        ready = lambda: condition(next(item for item in service.mirror.nodes() if key(item) == node), "Ready")
-        service.wait(lambda: ready().get("status") != "True", 30, "a node that is not ready", ready)
+        service.make_not_ready(node)
         assert not kube.being_disrupted(service.current(claim))
-        since = (datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(minutes=31)).strftime("%Y-%m-%dT%H:%M:%SZ")
-        stuck = {"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": "", "lastTransitionTime": since, "lastHeartbeatTime": since}
-        service.plane.kubectl("patch", "node", node, "--subresource=status", "--type=strategic", "-p", json.dumps({"status": {"conditions": [stuck]}}))
+        service.make_unhealthy(node)
         service.wait(lambda: service.current(claim) is None, 60, "no unhealthy node", lambda: str(service.current(claim)))
         service.wait_bound(SPACE, PODS, 60)
         assert pod["metadata"]["uid"] not in service.uids(SPACE)

@@ -64,6 +64,19 @@ class Service:
         done = lambda: self.mirror.all_bound(replicas, namespace) and self.mirror.settled()
         self.wait(done, timeout, f"{replicas} pods of {namespace} bound, all nodes initialized", lambda: self.mirror.summary(namespace))
 
+    def make_not_ready(self, node):
+        """Makes the kubelet of a node report that it is not ready."""
+        self.api.annotate("Node", node, {kubelet.REPORTS_NOT_READY: "true"})
+        ready = lambda: kube.condition(next(item for item in self.mirror.nodes() if key(item) == node), "Ready")
+        self.wait(lambda: ready().get("status") != "True", 30, "a node that is not ready", ready)
+
+    def make_unhealthy(self, node):
+        """Makes a node look as if it had not been ready for longer than the repair tolerates."""
+        self.make_not_ready(node)
+        since = (datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(minutes=31)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        stuck = {"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": "", "lastTransitionTime": since, "lastHeartbeatTime": since}
+        self.plane.kubectl("patch", "node", node, "--subresource=status", "--type=strategic", "-p", json.dumps({"status": {"conditions": [stuck]}}))
+
     def claims(self, pool=None):
         """NodeClaims (of a NodePool)."""
         return [claim for claim in self.mirror.claims() if pool in (None, pool_of(claim))]

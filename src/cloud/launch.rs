@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
+use kube::ResourceExt;
 
-use crate::api::{Ec2NodeClass, NodeClaim};
+use crate::api::{Ec2NodeClass, NodeClaim, conditions};
 use crate::model::events;
 use crate::model::events::DeclaredEvent;
 use crate::model::instance::Instance;
@@ -38,7 +39,7 @@ pub struct LaunchRequest {
     pub labels: BTreeMap<String, String>,
     /// Taints the kubelet registers the node with (permanent, start-up and `karpenter.sh/unregistered`).
     pub taints: Vec<Taint>,
-    /// The objects behind the request. EC2 requires them; the simulation ignores them.
+    /// The objects behind the request. EC2 requires them; the simulation checks the class only.
     pub details: Option<Arc<LaunchDetails>>,
 }
 
@@ -92,4 +93,27 @@ pub struct Launched {
     pub instance: Instance,
     /// Offerings that the same call reported as out of capacity.
     pub unavailable: Vec<Override>,
+}
+
+/// Checks that a class is Ready, and that Ready is of its current generation.
+///
+/// # Errors
+/// [`LaunchError::NodeClassNotReady`]; [`LaunchError::Rejected`] while readiness is unknown.
+pub fn launchable(class: &Ec2NodeClass) -> Result<(), LaunchError> {
+    let not_ready = |reason: String| LaunchError::NodeClassNotReady { name: class.name_any(), reason };
+    if class.metadata.deletion_timestamp.is_some() {
+        return Err(not_ready("it is being deleted".into()));
+    }
+    let list = class.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    match conditions::get(list, conditions::READY) {
+        Some(ready) if ready.observed_generation != class.metadata.generation => {
+            Err(not_ready("spec changed since it was last reconciled".into()))
+        }
+        Some(ready) if ready.status == "True" => Ok(()),
+        Some(ready) if ready.status == "False" => Err(not_ready(ready.message.clone())),
+        _ => Err(LaunchError::Rejected {
+            event: events::NODE_CLASS_READINESS_UNKNOWN,
+            message: format!("EC2NodeClass {} has not been reconciled yet", class.name_any()),
+        }),
+    }
 }

@@ -54,6 +54,14 @@ impl EventQueue {
         Self { sender, _worker: worker }
     }
 
+    /// Waits until every queued event is emitted.
+    #[cfg(test)]
+    pub async fn drained(self) {
+        let Self { sender, _worker: mut worker } = self;
+        drop(sender);
+        while worker.join_next().await.is_some() {}
+    }
+
     /// Queues an event about an object.
     pub fn emit<K: Resource<DynamicType = ()>>(&self, about: &K, event: &'static DeclaredEvent, note: String) {
         self.emit_about(reference(about), event, note);

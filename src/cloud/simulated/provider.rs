@@ -15,6 +15,7 @@ use crate::api::launch_group::LaunchGroup;
 use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::clock;
 use crate::cloud::catalog::{NodeSettings, embedded};
+use crate::cloud::launch::launchable;
 use crate::cloud::simulated::config::{BootDelay, SimulatedConfig, Timings};
 use crate::cloud::simulated::engine::Engine;
 use crate::cloud::simulated::journal::{Journal, JournalError};
@@ -234,6 +235,9 @@ impl Cloud for SimulatedEc2 {
 
     fn launch(&self, request: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>> {
         async move {
+            if let Some(details) = &request.details {
+                launchable(&details.class)?;
+            }
             let launched = self.step(|engine, now| engine.launch(&request, &lock(&self.prices), now));
             self.api_delay().await;
             launched.map_err(|error| LaunchError::other(error.to_string()))?

@@ -14,13 +14,14 @@ use crate::cloud::{CloudError, Message, MessageKind};
 use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::mark;
+use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::interruption::confirmation;
 use crate::decisions::interruption::confirmation::Confirmation;
 use crate::decisions::interruption::response::{InterruptionAction, action, claim_of, kind_label};
 use crate::decisions::rate_cap::RateCap;
 use crate::model::events;
-use crate::model::events::EventSpec;
+use crate::model::events::{DeclaredEvent, EventSpec};
 use crate::state::object_ext::NodeClaimExt;
 use crate::sync::heartbeat;
 use crate::sync::lock;
@@ -34,7 +35,7 @@ const CONCURRENCY: usize = 10;
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
-    let mut reader = Reader::default();
+    let mut reader = Reader::new(&ctx);
     loop {
         // A long poll.
         let received = heartbeat::rest(ctx.cloud.receive_messages()).await;
@@ -45,12 +46,20 @@ pub async fn run(ctx: Arc<Context>) {
 }
 
 /// What is remembered between two reads of the queue.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Reader {
     /// Consecutive failed reads.
     failures: u32,
+    handler: Handler,
+}
+
+/// Acts on messages.
+#[derive(Debug)]
+struct Handler {
     /// Nodes that warnings drained.
     warned: Mutex<RateCap>,
+    /// Events about messages are emitted in the background: hundreds of warnings may arrive at once, and the time to act on them is short.
+    events: EventQueue,
 }
 
 /// Why a message is redelivered.
@@ -67,6 +76,10 @@ enum Unhandled {
 }
 
 impl Reader {
+    fn new(ctx: &Arc<Context>) -> Self {
+        Self { failures: 0, handler: Handler::new(ctx) }
+    }
+
     /// Handles the messages of one read, or its failure. Returns the wait before the next read after a failure.
     async fn process(&mut self, ctx: &Context, received: Result<Vec<Message>, CloudError>) -> Option<Duration> {
         let messages = match received {
@@ -82,8 +95,8 @@ impl Reader {
                 return Some(wait);
             }
         };
-        let warned = &self.warned;
-        let handled = handle(messages, |message| async move { respond(ctx, warned, &message).await }).await;
+        let handler = &self.handler;
+        let handled = handle(messages, |message| async move { handler.respond(ctx, &message).await }).await;
         if !handled.is_empty()
             && let Err(error) = ctx.cloud.delete_messages(&handled).await
         {
@@ -140,102 +153,112 @@ where
     stream::iter(by_instance.into_values()).map(all_of).buffer_unordered(CONCURRENCY).concat().await
 }
 
-/// The event about a message, with Karpenter's reason.
-fn event_of(kind: MessageKind) -> EventSpec<'static> {
+/// The event about a message, with Karpenter's reason, and its note.
+fn event_of(kind: MessageKind) -> (&'static DeclaredEvent, &'static str) {
     match kind {
         MessageKind::SpotInterruption => {
-            events::SPOT_INTERRUPTED.note("Spot interruption warning: instance will be reclaimed in 2 minutes")
+            (events::SPOT_INTERRUPTED, "Spot interruption warning: instance will be reclaimed in 2 minutes")
         }
         MessageKind::RebalanceRecommendation => {
-            events::SPOT_REBALANCE_RECOMMENDATION.note("elevated risk of spot interruption (rebalance recommendation)")
+            let note = "elevated risk of spot interruption (rebalance recommendation)";
+            (events::SPOT_REBALANCE_RECOMMENDATION, note)
         }
-        MessageKind::CapacityReservationInterruption => events::CAPACITY_RESERVATION_INSTANCE_INTERRUPTED
-            .note("the owner of the capacity reservation reclaims the instance in 2 minutes"),
+        MessageKind::CapacityReservationInterruption => {
+            let note = "the owner of the capacity reservation reclaims the instance in 2 minutes";
+            (events::CAPACITY_RESERVATION_INSTANCE_INTERRUPTED, note)
+        }
         MessageKind::ScheduledChange => {
-            events::INSTANCE_UNHEALTHY.note("AWS Health has scheduled a change of the instance")
+            (events::INSTANCE_UNHEALTHY, "AWS Health has scheduled a change of the instance")
         }
-        MessageKind::Stopped => events::INSTANCE_STOPPING.note("instance is stopping"),
-        MessageKind::StateChange => events::INSTANCE_TERMINATING.note("instance is shutting down"),
+        MessageKind::Stopped => (events::INSTANCE_STOPPING, "instance is stopping"),
+        MessageKind::StateChange => (events::INSTANCE_TERMINATING, "instance is shutting down"),
     }
 }
 
-/// Acts on a message, then emits events: time is short.
-async fn respond(ctx: &Context, warned: &Mutex<RateCap>, message: &Message) -> Result<(), Unhandled> {
-    let claim = claim_of(&ctx.cluster.read(), &message.instance_id);
-    let Some(claim) = claim else { return Ok(()) };
-    let kind = kind_label(message.kind);
-    tracing::info!(claim = claim.name_any(), instance = message.instance_id, kind, "received interruption message");
-    let action = action(message.kind, message.at);
-    let mut counted = false;
-    if ctx.cloud.capabilities().untrusted_messages {
-        match confirm(ctx, warned, &claim, message, action, &mut counted).await? {
-            Confirmation::Confirmed => {}
-            Confirmation::Unknown => return Err(Unhandled::Unconfirmed),
-            Confirmation::Refused(refusal) => {
-                let (instance, reason) = (&message.instance_id, refusal.label());
-                tracing::warn!(claim = claim.name_any(), instance, kind, reason, "refused interruption message");
-                ctx.metrics.messages_refused.with_label_values(&[kind, reason]).inc();
-                return Ok(());
-            }
-        }
+impl Handler {
+    fn new(ctx: &Arc<Context>) -> Self {
+        Self { warned: Mutex::default(), events: EventQueue::start(ctx) }
     }
-    match action {
-        InterruptionAction::Report => {}
-        InterruptionAction::Delete(reason) => delete_claim(ctx, &claim, reason).await?,
-        InterruptionAction::Mark(new) => {
-            if let Err(error) = mark(ctx, &claim, new, None).await {
-                let known = ctx.cluster.read().claims.get(&claim.name_any()).cloned();
-                if counted && known.is_none_or(|known| DisruptionMark::of(&known).is_none()) {
-                    // Nothing drains: the redelivered message needs the place that this one took.
-                    lock(warned).take_back(1);
-                }
-                return Err(error.into());
-            }
-        }
-    }
-    ctx.emit_for_claim_and_node(&claim, event_of(message.kind)).await;
-    if let InterruptionAction::Delete(_) = action {
-        let event = events::TERMINATING_ON_INTERRUPTION.note("instance is shutting down or terminated");
-        ctx.emit_for_claim_and_node(&claim, event).await;
-    }
-    Ok(())
-}
 
-/// Confirms a message before it is acted on. Sets `counted` when it takes a place in `warned`.
-async fn confirm(
-    ctx: &Context,
-    warned: &Mutex<RateCap>,
-    claim: &NodeClaim,
-    message: &Message,
-    action: InterruptionAction,
-    counted: &mut bool,
-) -> Result<Confirmation, Unhandled> {
-    match action {
-        InterruptionAction::Report => Ok(Confirmation::Confirmed),
-        InterruptionAction::Delete(_) => {
-            let Some(id) = claim.provider_id() else { return Ok(Confirmation::Unknown) };
-            let observed = ctx.cloud.describe(id).await?.map(|instance| instance.state);
-            Ok(confirmation::of_end(observed, message.at, clock::now()))
-        }
-        InterruptionAction::Mark(_) => {
-            let plausible = confirmation::of_warning(message.kind, claim);
-            // Another message about a marked node drains nothing more.
-            if plausible != Confirmation::Confirmed || DisruptionMark::of(claim).is_some() {
-                return Ok(plausible);
+    /// Acts on a message, then emits events: time is short.
+    async fn respond(&self, ctx: &Context, message: &Message) -> Result<(), Unhandled> {
+        let claim = claim_of(&ctx.cluster.read(), &message.instance_id);
+        let Some(claim) = claim else { return Ok(()) };
+        let kind = kind_label(message.kind);
+        tracing::info!(claim = claim.name_any(), instance = message.instance_id, kind, "received interruption message");
+        let action = action(message.kind, message.at);
+        let mut counted = false;
+        if ctx.cloud.capabilities().untrusted_messages {
+            match self.confirm(ctx, &claim, message, action, &mut counted).await? {
+                Confirmation::Confirmed => {}
+                Confirmation::Unknown => return Err(Unhandled::Unconfirmed),
+                Confirmation::Refused(refusal) => {
+                    let (instance, reason) = (&message.instance_id, refusal.label());
+                    tracing::warn!(claim = claim.name_any(), instance, kind, reason, "refused interruption message");
+                    ctx.metrics.messages_refused.with_label_values(&[kind, reason]).inc();
+                    return Ok(());
+                }
             }
-            let most = confirmation::warned_per_minute(message.kind, ctx.cluster.read().claims.len());
-            let admitted = lock(warned).admit(1, most, clock::now());
-            match admitted {
-                0 if message.kind == MessageKind::SpotInterruption && is_interrupted(ctx, message).await => {
-                    Ok(plausible)
+        }
+        match action {
+            InterruptionAction::Report => {}
+            InterruptionAction::Delete(reason) => delete_claim(ctx, &claim, reason).await?,
+            InterruptionAction::Mark(new) => {
+                if let Err(error) = mark(ctx, &claim, new, None).await {
+                    let known = ctx.cluster.read().claims.get(&claim.name_any()).cloned();
+                    if counted && known.is_none_or(|known| DisruptionMark::of(&known).is_none()) {
+                        // Nothing drains: the redelivered message needs the place that this one took.
+                        lock(&self.warned).take_back(1);
+                    }
+                    return Err(error.into());
                 }
-                0 => {
-                    ctx.metrics.messages_refused.with_label_values(&[kind_label(message.kind), "too_many"]).inc();
-                    Err(Unhandled::TooMany)
+            }
+        }
+        let (event, note) = event_of(message.kind);
+        self.events.emit_for_claim_and_node(ctx, &claim, event, note);
+        if let InterruptionAction::Delete(_) = action {
+            let note = "instance is shutting down or terminated";
+            self.events.emit_for_claim_and_node(ctx, &claim, events::TERMINATING_ON_INTERRUPTION, note);
+        }
+        Ok(())
+    }
+
+    /// Confirms a message before it is acted on. Sets `counted` when it takes a place in `warned`.
+    async fn confirm(
+        &self,
+        ctx: &Context,
+        claim: &NodeClaim,
+        message: &Message,
+        action: InterruptionAction,
+        counted: &mut bool,
+    ) -> Result<Confirmation, Unhandled> {
+        match action {
+            InterruptionAction::Report => Ok(Confirmation::Confirmed),
+            InterruptionAction::Delete(_) => {
+                let Some(id) = claim.provider_id() else { return Ok(Confirmation::Unknown) };
+                let observed = ctx.cloud.describe(id).await?.map(|instance| instance.state);
+                Ok(confirmation::of_end(observed, message.at, clock::now()))
+            }
+            InterruptionAction::Mark(_) => {
+                let plausible = confirmation::of_warning(message.kind, claim);
+                // Another message about a marked node drains nothing more.
+                if plausible != Confirmation::Confirmed || DisruptionMark::of(claim).is_some() {
+                    return Ok(plausible);
                 }
-                _ => {
-                    *counted = true;
-                    Ok(plausible)
+                let most = confirmation::warned_per_minute(message.kind, ctx.cluster.read().claims.len());
+                let admitted = lock(&self.warned).admit(1, most, clock::now());
+                match admitted {
+                    0 if message.kind == MessageKind::SpotInterruption && is_interrupted(ctx, message).await => {
+                        Ok(plausible)
+                    }
+                    0 => {
+                        ctx.metrics.messages_refused.with_label_values(&[kind_label(message.kind), "too_many"]).inc();
+                        Err(Unhandled::TooMany)
+                    }
+                    _ => {
+                        *counted = true;
+                        Ok(plausible)
+                    }
                 }
             }
         }
@@ -325,7 +348,7 @@ mod tests {
             (MessageKind::Stopped, EventType::Warning, "InstanceStopping"),
             (MessageKind::StateChange, EventType::Warning, "InstanceTerminating"),
         ] {
-            let event = event_of(kind).declared();
+            let (event, _) = event_of(kind);
             assert_eq!((event.event_type(), event.reason()), (event_type, reason));
         }
     }

@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use kube::ResourceExt;
 
 use crate::api::node_class::AmiStatus;
-use crate::api::{Ec2NodeClass, NodeClaim, conditions};
+use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::catalog::{NodeSettings, RawInstanceType};
 use crate::cloud::ec2::boot_image::image_of;
@@ -34,29 +34,6 @@ const NITRO_SANDBOX: &str = "eks.amazonaws.com/nitro-sandbox";
 
 /// Maximum launch templates of a CreateFleet request.
 const MAX_TEMPLATES: usize = 50;
-
-/// Checks that a class is Ready, and that Ready is of its current generation.
-///
-/// # Errors
-/// [`LaunchError::NodeClassNotReady`]; [`LaunchError::Rejected`] while readiness is unknown.
-pub fn launchable(class: &Ec2NodeClass) -> Result<(), LaunchError> {
-    let not_ready = |reason: String| LaunchError::NodeClassNotReady { name: class.name_any(), reason };
-    if class.metadata.deletion_timestamp.is_some() {
-        return Err(not_ready("it is being deleted".into()));
-    }
-    let list = class.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    match conditions::get(list, conditions::READY) {
-        Some(ready) if ready.observed_generation != class.metadata.generation => {
-            Err(not_ready("spec changed since it was last reconciled".into()))
-        }
-        Some(ready) if ready.status == "True" => Ok(()),
-        Some(ready) if ready.status == "False" => Err(not_ready(ready.message.clone())),
-        _ => Err(LaunchError::Rejected {
-            event: events::NODE_CLASS_READINESS_UNKNOWN,
-            message: format!("EC2NodeClass {} has not been reconciled yet", class.name_any()),
-        }),
-    }
-}
 
 /// The inputs of launch templates that may change between two launches.
 #[derive(Clone, Debug)]

@@ -1,11 +1,15 @@
 //! The provider with a clock that only the test advances.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use serde_json::json;
+
 use super::*;
-use crate::cloud::MessageKind;
 use crate::cloud::simulated::script::Script;
+use crate::cloud::{LaunchDetails, MessageKind};
 use crate::model::offering::CapacityType;
+use crate::test_support::objects::{claim, node_class};
 
 fn opened(config: SimulatedConfig) -> (Arc<SimulatedEc2>, Arc<AtomicI64>) {
     let time = Arc::new(AtomicI64::new(1_000_000));
@@ -128,4 +132,20 @@ async fn scripted_failures_reach_the_caller() {
     assert_eq!(ec2.launch(request("one")).await.unwrap_err(), LaunchError::Throttled);
     assert!(matches!(ec2.launch(request("one")).await, Err(LaunchError::InsufficientCapacity { .. })));
     assert!(ec2.launch(request("one")).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_class_that_is_not_ready_launches_nothing() {
+    let (ec2, _) = opened(quick());
+    let ready = |status: &str| {
+        let condition = json!({"type": "Ready", "status": status, "reason": "r", "message": "no image", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let class = Arc::new(node_class("class", &json!({"status": {"conditions": [condition]}})));
+        let catalog = ec2.catalog(&class);
+        let details = LaunchDetails { claim: claim("c", &json!({})), class, catalog, named: BTreeSet::new() };
+        LaunchRequest { details: Some(Arc::new(details)), ..request("one") }
+    };
+    let refused = ec2.launch(ready("False")).await.unwrap_err();
+    assert_eq!(refused, LaunchError::NodeClassNotReady { name: "class".into(), reason: "no image".into() });
+    assert!(ec2.list().await.unwrap().is_empty());
+    ec2.launch(ready("True")).await.unwrap();
 }

@@ -30,7 +30,10 @@ fn world() -> World {
 
 async fn responded(ctx: Arc<Context>, kind: MessageKind) -> String {
     let message = Message { receipt: "r".into(), kind, instance_id: "i-1".into(), at: UnixMillis(4_102_444_800_000) };
-    outcome(respond(&ctx, &Mutex::default(), &message).await)
+    let handler = Handler::new(&ctx);
+    let done = outcome(handler.respond(&ctx, &message).await);
+    handler.events.drained().await;
+    done
 }
 
 #[tokio::test]
@@ -196,10 +199,21 @@ async fn messages_are_received_handled_and_deleted_until_the_queue_is_empty() {
 }
 
 #[tokio::test]
+async fn an_event_without_an_answer_delays_no_message() {
+    let cloud = FakeCloud::default();
+    lock(&cloud.messages).extend([vec![message("r1", "i-1")], vec![message("r2", "i-2")]]);
+    let world = world().with_cloud(cloud);
+    world.api.inject(Fault::NoAnswer, usize::MAX, |request| request.key.resource == "events");
+    first_turn(run(world.context())).await;
+    assert_eq!(world.cloud.calls(), ["r1", "r2"].map(|receipt| format!("delete messages [{receipt:?}]")));
+}
+
+#[tokio::test]
 async fn an_unreadable_queue_is_reported_once_and_its_recovery_once() {
     let world = world();
     world.api.put(&node_class("default", &json!({})));
-    let (ctx, mut reader) = (world.context(), Reader::default());
+    let ctx = world.context();
+    let mut reader = Reader::new(&ctx);
     let failure = |text: &str| Err(CloudError::Refused(text.into()));
     let seconds = |wait: Option<Duration>| wait.map(|wait| wait.as_secs());
     assert_eq!(seconds(reader.process(&ctx, failure("no")).await), Some(2));
@@ -222,7 +236,8 @@ async fn untrusted(cloud: FakeCloud, capacity_type: &str, kind: MessageKind, at:
     world.api.put(&claim("c", &json!({"metadata": meta, "status": status})));
     let world = world.with_cloud(FakeCloud { untrusted_messages: true, ..cloud });
     let message = Message { receipt: "r".into(), kind, instance_id: "i-1".into(), at };
-    let done = respond(&world.context(), &Mutex::default(), &message).await;
+    let ctx = world.context();
+    let done = Handler::new(&ctx).respond(&ctx, &message).await;
     let lines = world.api.lines().into_iter().filter(|line| !line.contains("events")).collect();
     (done.map_or_else(|error| error.to_string(), |()| "ok".into()), lines)
 }
@@ -267,7 +282,8 @@ async fn forged_warnings_drain_few_nodes_per_minute() {
         api.put(&claim(&format!("c-{n}"), &json!({"status": launched(&format!("i-{n}"), &["Launched"])})));
     }
     let world = World::new(api).with_cloud(FakeCloud { untrusted_messages: true, ..FakeCloud::default() });
-    let (ctx, mut reader) = (world.context(), Reader::default());
+    let ctx = world.context();
+    let mut reader = Reader::new(&ctx);
     let kind = MessageKind::ScheduledChange;
     let all = || {
         let one = |n| Message { kind, at: clock::now(), ..message(&format!("r-{n}"), &format!("i-{n}")) };
@@ -290,7 +306,8 @@ async fn warnings_whose_marks_could_not_be_written_do_not_count() {
         api.put(&claim(&format!("c-{n}"), &json!({"status": launched(&format!("i-{n}"), &["Launched"])})));
     }
     let world = World::new(api).with_cloud(FakeCloud { untrusted_messages: true, ..FakeCloud::default() });
-    let (ctx, mut reader) = (world.context(), Reader::default());
+    let ctx = world.context();
+    let mut reader = Reader::new(&ctx);
     let all = || {
         let one = |n| {
             let kind = MessageKind::ScheduledChange;
@@ -326,7 +343,8 @@ async fn a_mass_spot_interruption_that_ec2_confirms_drains_every_node_at_once() 
         let confirmed = interrupted.as_ref().map_or(0, std::collections::BTreeSet::len);
         let cloud = FakeCloud { untrusted_messages: true, interrupted, ..FakeCloud::default() };
         let world = World::new(api).with_cloud(cloud);
-        let (ctx, mut reader) = (world.context(), Reader::default());
+        let ctx = world.context();
+        let mut reader = Reader::new(&ctx);
         let one = |n| Message { kind, at: clock::now(), ..message(&format!("r-{n}"), &format!("i-{n}")) };
         reader.process(&ctx, Ok(all.clone().map(one).collect())).await;
         let state = ctx.cluster.read();

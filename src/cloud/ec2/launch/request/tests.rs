@@ -8,6 +8,7 @@ use super::*;
 use crate::cloud::catalog::{SpotPricing, embedded};
 use crate::cloud::ec2::launch::select::choose;
 use crate::cloud::ec2::node_class::ami_alias::one_of;
+use crate::cloud::launch::launchable;
 use crate::cloud::{LaunchDetails, Override};
 use crate::model::events;
 use crate::test_support::objects;

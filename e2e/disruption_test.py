@@ -1,0 +1,166 @@
+"""Every reason of disruption at once on a real control plane, with a watcher that counts what the budgets do not allow; and consolidation beside
+what it may not touch.
+"""
+
+import contextlib
+import threading
+import time
+
+import kube
+import kubelet
+import services
+import workloads
+from kube import INSTANCE_TYPE, being_disrupted, key, uses_up_budget
+
+POOL, SPACE, WAVE, TEAM = "reasons", "reasons", "wave", "team"
+ALONE, PACKED = 8, 18  # replicas: one per node, three per node
+BUDGET = 2
+KEPT, BOOTING = "kept", "booting"
+EXPENSIVE = "m5.4xlarge"
+IMMOVABLE = 20
+MANY, FEW, CLOSED, PER_NODE = 57, 18, 3, 3  # replicas; of the closed budget, 5 % of all pods
+BOOT_EVERY = 20  # seconds
+ROUNDS = 3
+
+
+class Watcher:
+    """Counts the NodeClaims of a NodePool that are chosen for disruption although others use up its budget. `check` is called after every event.
+    Budgets do not hold back those in `forced`, but count them."""
+
+    def __init__(self, service, pool, budget):
+        self.service, self.pool, self.budget = service, pool, budget
+        self.forced, self.known, self.most, self.violations = set(), {}, 0, []
+
+    def check(self):
+        claims = [claim for claim in self.service.claims(self.pool) if uses_up_budget(claim)]
+        self.most = max(self.most, len(claims))
+        for claim in claims:
+            name = key(claim)
+            if name in self.known:
+                continue
+            reason = kube.annotations_of(claim).get(kube.DISRUPTING, "deleted/").partition("/")[0]
+            self.known[name] = reason
+            if name not in self.forced and len(claims) > self.budget:
+                self.violations.append({name: reason, "beside": {key(other): self.known.get(key(other)) for other in claims}})
+
+
+def node_of_others(name):
+    """A node that no NodeClaim stands for, with room for three packed pods."""
+    resources = {"cpu": "2", "memory": "8Gi", "pods": "110"}
+    labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", TEAM: POOL}
+    metadata = {"name": name, "labels": labels, "annotations": {kubelet.FAKE_NODE: "fake"}}
+    status = {"capacity": resources, "allocatable": resources, "conditions": [{"type": "Ready", "status": "False", "reason": "KubeletNotReady"}]}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
+
+
+def on_demand(name, **settings):
+    kind = workloads.requirement(INSTANCE_TYPE, services.TYPE)
+    return workloads.node_pool(name, capacity_types=["on-demand"], extra=[kind], **settings)
+
+
+def on(pool):
+    return {"nodeSelector": {kube.NODE_POOL: pool}}
+
+
+def disrupted(service, reason):
+    return service.stowage.metric("stowage_nodeclaims_disrupted_total", f'reason="{reason}"')
+
+
+class TestEveryReason:
+    """Nodes of one type in a spot NodePool whose budget is two."""
+
+    @staticmethod
+    def environment(request):
+        kind = workloads.requirement(INSTANCE_TYPE, services.TYPE)
+        pool = workloads.node_pool(POOL, consolidate_after="5s", budget=str(BUDGET), capacity_types=["spot"], extra=[kind], labels={WAVE: "1"})
+        alone = workloads.workload(SPACE, "alone", ALONE, 1500, 512, **workloads.host_alone("alone"))
+        packed = workloads.workload(SPACE, "packed", PACKED, 600, 512)
+        return services.simulated(request.getfixturevalue("service_plane"), "nominate", workloads.namespace(SPACE), pool, alone, packed)
+
+    def test_1_no_disruption_is_beyond_the_budget_when_every_reason_comes_at_once(self, service):
+        service.wait_bound(SPACE, ALONE + PACKED, 90)
+        watcher = Watcher(service, POOL, BUDGET)
+        with service.mirror.sampling(watcher.check):
+            service.api.scale("Deployment", "alone", SPACE, ALONE - 3)
+            service.api.scale("Deployment", "packed", SPACE, PACKED // 3)
+            enough = lambda: disrupted(service, "empty") and disrupted(service, "underutilized")
+            service.poll(enough, 90, "an empty and an underutilized node removed", lambda: service.mirror.summary(SPACE))
+            old = set(service.names(POOL))
+            service.api.patch("NodePool", POOL, {"spec": {"template": {"metadata": {"labels": {WAVE: "2"}}}}})
+            service.wait(lambda: any(being_disrupted(claim) for claim in service.claims(POOL)), 60, "drift begins")
+            stays = [claim for claim in service.claims(POOL) if not being_disrupted(claim) and claim["status"].get("nodeName")]
+            interrupted, unhealthy = stays[:2]
+            watcher.forced |= {key(interrupted), key(unhealthy)}
+            service.api.annotate("Node", interrupted["status"]["nodeName"], {"simulated.stowage.dev/event": "spot-interruption"})
+            service.make_unhealthy(unhealthy["status"]["nodeName"])
+            pods = ALONE - 3 + PACKED // 3
+            done = lambda: not old & set(service.names(POOL)) and service.mirror.all_bound(pods, SPACE) and service.mirror.settled()
+            service.wait(done, 240, "every old node replaced", lambda: service.mirror.summary(SPACE))
+        assert watcher.violations == []
+        reasons = {reason: disrupted(service, reason) for reason in ("empty", "underutilized", "drifted", "spot_interrupted", "unhealthy")}
+        print(f"\n{len(watcher.known)} nodes disrupted: {reasons}; at most {watcher.most} at once", flush=True)
+        assert all(reasons.values()), reasons
+        service.assert_nothing_leaked()
+        service.assert_no_errors()
+
+
+class TestObstacles:
+    """Beside 20 expensive nodes that stay, a node that boots every 20 seconds, pods behind a closed budget and a node of others."""
+
+    @staticmethod
+    def environment(request):
+        open_pool = on_demand(POOL, consolidate_after="5s", labels={TEAM: POOL})
+        large = workloads.requirement(INSTANCE_TYPE, EXPENSIVE)
+        kept_pool = workloads.node_pool(KEPT, consolidate_after="5s", capacity_types=["on-demand"], extra=[large])
+        booting_pool = on_demand(BOOTING, consolidate_after="5s")
+        kept = workloads.workload(KEPT, "kept", IMMOVABLE, 500, 512, annotations={kube.DO_NOT_DISRUPT: "true"}, **on(KEPT), **workloads.host_alone("kept"))
+        booting = workloads.workload(BOOTING, "booting", 0, 1500, 512, **on(BOOTING), **workloads.host_alone("booting"))
+        packed = workloads.workload(SPACE, "packed", MANY, 600, 512, nodeSelector={TEAM: POOL})
+        closed = workloads.workload(SPACE, "closed", CLOSED, 600, 512, nodeSelector={TEAM: POOL})
+        budget = workloads.disruption_budget(SPACE, "closed", max_unavailable=0)
+        spaces = [workloads.namespace(name) for name in (SPACE, KEPT, BOOTING)]
+        objects = [*spaces, open_pool, kept_pool, booting_pool, budget, kept, booting, packed, closed]
+        return services.simulated(request.getfixturevalue("service_plane"), "nominate", *objects)
+
+    def test_1_consolidation_reaches_everything_that_may_go(self, service):
+        service.wait_bound(SPACE, MANY + CLOSED, 120)
+        service.wait_bound(KEPT, IMMOVABLE, 120)
+        service.plane.apply(node_of_others("other"))
+        before, kept = len(service.names(POOL)), service.uids(KEPT)
+        closed = {pod["metadata"]["uid"] for pod in service.mirror.pods(SPACE) if "/closed-" in key(pod)}
+        fits, took = -(-(FEW + CLOSED) // PER_NODE), []
+        small = lambda: len(service.names(POOL)) <= fits and service.mirror.all_bound(FEW + CLOSED, SPACE)
+        with boots(service) as started:
+            for _ in range(ROUNDS):
+                service.api.scale("Deployment", "packed", SPACE, MANY)
+                service.wait(lambda: service.mirror.all_bound(MANY + CLOSED, SPACE), 60, "every pod bound")
+                service.api.scale("Deployment", "packed", SPACE, FEW)
+                begin = time.monotonic()
+                service.wait(small, 120, f"{fits} nodes", lambda: f"{service.names(POOL)}; {service.mirror.summary(SPACE)}")
+                took.append(time.monotonic() - begin)
+        seconds = ", ".join(f"{one:.0f} s" for one in took)
+        print(f"\n{before} nodes, then {fits} after {seconds}; {len(started)} nodes booted meanwhile", flush=True)
+        assert len(started) >= ROUNDS
+        assert service.uids(KEPT) == kept and closed <= service.uids(SPACE)
+        assert service.api.find("Node", "other")
+        service.assert_no_errors()
+
+
+@contextlib.contextmanager
+def boots(service):
+    """Lets a node boot every 20 seconds until the end of the block; yields the list of the numbers of such nodes."""
+    started, ends = [], threading.Event()
+
+    def boot():
+        while not ends.is_set():
+            started.append(len(started) + 1)
+            service.api.scale("Deployment", "booting", BOOTING, len(started))
+            ends.wait(BOOT_EVERY)
+
+    thread = threading.Thread(target=boot)
+    thread.start()
+    try:
+        yield started
+    finally:
+        ends.set()
+        thread.join()
