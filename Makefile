@@ -26,7 +26,7 @@ CARGO_CYCLONEDX := $(CACHE)/cargo-cyclonedx-$(CARGO_CYCLONEDX_VERSION)/bin/cargo
 ADVISORIES := $(CARGO_TARGET_DIR)/advisories
 ADVISORY_DB_NAME := advisory-db-3157b0e258782691
 
-.PHONY: help demo checkout bench fuzz bench-launches bench-state bench-api test soak soak-memory build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-karpenter-short test-outage test-attacks test-scenarios test-replay test-e2e $(E2E:%=test-e2e-%) test-without-service test-attacks-short test-kills test-kills-short quick reference crds clean-cache
+.PHONY: help demo checkout bench fuzz bench-launches bench-state bench-api bench-karpenter test soak soak-memory build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-karpenter-short test-outage test-disruption test-attacks test-scenarios test-replay test-e2e $(E2E:%=test-e2e-%) test-without-service test-attacks-short test-kills test-kills-short quick reference crds clean-cache
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -37,7 +37,7 @@ demo: build tools moto ## The main use case, end to end (KEEP=1 leaves it runnin
 # Suites that mostly wait run in parallel, the longest first. Those that measure how far kube-scheduler follows a plan run before them, beside
 # the Rust tests, which only get the CPU time that is left over. Suites of one target share a control plane.
 LANES := test-ec2-faults test-ec2 test-drift test-chart test-without-service test-outage test-ec2-leaving test-kills-short test-preflight \
-	test-swap test-karpenter-short test-attacks-short
+	test-swap test-disruption test-karpenter-short test-attacks-short
 # A failed end-to-end test runs once more, alone, after all lanes. If it passes then, it is reported as flaky and the run succeeds.
 FAILURES = $(CARGO_TARGET_DIR)/e2e-failures.jsonl
 test: ## Every test
@@ -145,8 +145,8 @@ test-kills: build tools moto ## The same: fifty kills at random moments of launc
 test-kills-short: build tools moto ## Four of them
 	$(call pytest,kills)
 
-test-outage: build tools moto ## Outages of the API server: stopped, killed, dropped packets, compacted history; a fail-over to another replica
-	$(call pytest,outage failover) -s
+test-outage: build tools moto ## Outages of the API server: stopped, killed, dropped packets, compacted history
+	$(call pytest,outage) -s
 
 test-attacks: tools moto ## Attacks by peers without credentials and by tenants, against the release build: probes, memory, purchases
 	cargo build --release --locked
@@ -155,8 +155,11 @@ test-attacks: tools moto ## Attacks by peers without credentials and by tenants,
 test-attacks-short: build tools moto ## Seconds of each attack, against the debug build
 	$(call pytest,attacks)
 
-test-drift: build tools moto ## Drift and expiration, with simulated EC2 and with moto; static NodePools; repair and volumes; purchases in vain; every reason of disruption at once
-	$(call pytest,drift static_pools node_lifecycle purchases disruption)
+test-drift: build tools moto ## Drift and expiration, with simulated EC2 and with moto; static NodePools; repair and volumes; purchases in vain
+	$(call pytest,drift static_pools node_lifecycle purchases)
+
+test-disruption: build tools moto ## Every reason of disruption at once, consolidation beside obstacles, fail-over to another replica
+	$(call pytest,disruption failover) -s
 
 test-karpenter-short: build tools moto ## A few specs of Karpenter's own end-to-end suite
 	$(call pytest,karpenter_suites)
@@ -202,6 +205,12 @@ bench-state: ## Memory, CPU per event and cost of each loop with 10,000 nodes an
 bench-api: tools moto ## Calls to a real API server per minute with 2,000 nodes and 20,000 pods of kwok (BENCH="--nodes 50" is quick)
 	cargo build --release --locked
 	STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage $(E2E_PYTHON) e2e/bench_api.py $(BENCH)
+
+bench-karpenter: tools moto ## Karpenter's own performance suite, against Stowage and against Karpenter: two hours (BENCH="--focus Basic" for less)
+	cargo build --release --locked
+	@mkdir -p $(CARGO_TARGET_DIR)/bench && rm -f $(CARGO_TARGET_DIR)/bench/karpenter-suite-*.jsonl
+	for subject in stowage karpenter; do STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage $(E2E_PYTHON) e2e/karpenter_performance.py run $$subject --out $(CARGO_TARGET_DIR)/bench/karpenter-suite-$$subject.jsonl $(BENCH) || exit 1; done
+	$(E2E_PYTHON) e2e/karpenter_performance.py table $(CARGO_TARGET_DIR)/bench/karpenter-suite-stowage.jsonl $(CARGO_TARGET_DIR)/bench/karpenter-suite-karpenter.jsonl
 
 quick: lint test-scenarios ## The inner loop: lints, plans of every scenario kind, unit tests, layers, generated pages
 	cargo test --locked --quiet --lib --test architecture --test reference_pages

@@ -24,6 +24,7 @@ import harness
 import observe
 import workloads
 from kube import is_true
+from processes import usage
 from waiting import wait_until
 
 SPACE = "bench"
@@ -64,13 +65,6 @@ class Calls:
                     resource = "/".join(filter(None, [about.get("resource", event["requestURI"]), about.get("subresource")]))
                     counted[(event["verb"], resource)] += 1
         return counted
-
-
-def usage(pid):
-    """CPU seconds and resident MiB of a process."""
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    resident = int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), resident * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def churn(plane, rate, seconds):

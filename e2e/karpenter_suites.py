@@ -8,10 +8,12 @@ As a command, it prints the results of two runs side by side, as a table in Mark
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
 import re
+import shutil
 
 import yaml
 
@@ -20,6 +22,7 @@ import karpenter
 import workloads
 
 MODULE = "sigs.k8s.io/karpenter"
+KARPENTER = "karpenter"  # the subject that is Karpenter itself
 FOLDER = harness.HERE / "karpenter-suites"
 GRACE = 20  # seconds that a spec has for its clean-up after its limit
 BUILD_TIMEOUT = 1200.0  # seconds; four minutes of CPU time on an empty cache
@@ -44,7 +47,7 @@ class Suite:
     """A compiled suite. `node_class` and `pool` are the objects that it starts from; without them, those of Karpenter's kwok provider."""
 
     def __init__(self, name, folder, node_class=None, pool=None):
-        self.folder = folder
+        self.folder, self.reports = folder, folder / "reports"
         self.program = folder / f"{name}.test"
         go("test", "-mod=readonly", "-trimpath", "-c", "-o", self.program, f"{MODULE}/test/suites/{name}")
         self.flags = []
@@ -71,12 +74,13 @@ class Suite:
         return [" ".join([*(spec["ContainerHierarchyTexts"] or []), spec["LeafNodeText"]]) for spec in found]
 
     def run(self, name, kubeconfig, limit):
-        """Runs one spec for at most `limit` seconds. Returns seconds, and why it failed or None."""
-        reports = self.folder / "reports"
-        reports.mkdir(exist_ok=True)
+        """Runs one spec for at most `limit` seconds. Returns seconds, and why it failed or None. What it writes about its performance is in
+        `reports`, a file of JSON each."""
+        shutil.rmtree(self.reports, ignore_errors=True)
+        self.reports.mkdir()
         # ginkgo matches the name of the suite, a word, followed by that of the spec.
         flags = [rf"focus=^\w+ {re.escape(name)}$", f"timeout={limit}s", f"grace-period={GRACE}s"]
-        env = {"KUBECONFIG": str(kubeconfig), "OUTPUT_DIR": str(reports)}
+        env = {"KUBECONFIG": str(kubeconfig), "OUTPUT_DIR": str(self.reports)}
         found, output = self.ginkgo(self.folder / "report.json", *flags, env=env, timeout=limit + 5 * GRACE)
         if len(found) != 1:
             raise harness.Failure(f"{len(found)} specs of {self.program.name} are named {name!r}: {output[-3000:]}")
@@ -88,10 +92,6 @@ class Suite:
         place = failure.get("Location") or {}
         line = f"{pathlib.Path(place.get('FileName', '')).name}:{place.get('LineNumber', '')}"
         return seconds, f"{spec['State']} at {line}: {failure.get('Message', '')[:2000]}"
-
-
-def node_class():
-    return workloads.node_class()
 
 
 def node_pool():
@@ -118,6 +118,26 @@ class Kwok(karpenter.Controller):
         plane.kubectl("apply", "--server-side", "-f", source() / "kwok" / "apis" / "crds")
         gates = {"FEATURE_GATES": "StaticCapacity=true,NodeRepair=true"}
         super().__init__(plane, binary, gates | {"DISABLE_LEADER_ELECTION": "true", "KUBE_CLIENT_QPS": "500", "KUBE_CLIENT_BURST": "1000"})
+
+
+def compiled(name, subject, folder):
+    """The suite of this name for a subject, `stowage` or `karpenter`."""
+    return Suite(name, folder, *(() if subject == KARPENTER else (workloads.node_class(), node_pool())))
+
+
+@contextlib.contextmanager
+def running(subject, plane, folder):
+    """A subject that manages the nodes of a control plane, which is emptied before; yields its process."""
+    plane.emptied()
+    if subject == KARPENTER:
+        plane.apply(*crds())
+        with Kwok(plane, folder) as process:
+            yield process
+        return
+    with harness.Stowage(plane, "nominate") as process:
+        known = {crd["metadata"]["name"] for crd in plane.api.list("CustomResourceDefinition")}
+        plane.apply(*(crd for crd in crds() if crd["metadata"]["name"] not in known))
+        yield process
 
 
 def results(file):

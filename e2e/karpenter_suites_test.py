@@ -16,7 +16,6 @@ import time
 
 import pytest
 
-import harness
 import karpenter_suites
 
 SUITE = "regression"
@@ -43,16 +42,15 @@ SELECTION = [
 @functools.cache
 def suite():
     """The compiled suite, in a directory of this process."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="karpenter-suite-"))
-    objects = () if SUBJECT == "karpenter" else (karpenter_suites.node_class(), karpenter_suites.node_pool())
-    return karpenter_suites.Suite(SUITE, folder, *objects)
+    return karpenter_suites.compiled(SUITE, SUBJECT, pathlib.Path(tempfile.mkdtemp(prefix="karpenter-suite-")))
 
 
 def specs():
     if not ALL:
         return SELECTION
     part, _, parts = (PART or "1/1").partition("/")
-    found = [spec for spec in suite().specs() if not any(words in spec for words in LEFT_OUT)]
+    # Sorted: ginkgo shuffles them.
+    found = sorted(spec for spec in suite().specs() if not any(words in spec for words in LEFT_OUT))
     return found[int(part) - 1 :: int(parts)]
 
 
@@ -65,16 +63,8 @@ class Subject:
         self.process = None
 
     def start(self):
-        if self.process:
-            return
-        self.plane.emptied()
-        if SUBJECT == "karpenter":
-            self.plane.apply(*karpenter_suites.crds())
-            self.process = self.stack.enter_context(karpenter_suites.Kwok(self.plane, suite().folder))
-        else:
-            self.process = self.stack.enter_context(harness.Stowage(self.plane, "nominate"))
-            known = {crd["metadata"]["name"] for crd in self.plane.api.list("CustomResourceDefinition")}
-            self.plane.apply(*(crd for crd in karpenter_suites.crds() if crd["metadata"]["name"] not in known))
+        if self.process is None:
+            self.process = self.stack.enter_context(karpenter_suites.running(SUBJECT, self.plane, suite().folder))
 
     def stop(self):
         self.stack.close()
@@ -94,7 +84,7 @@ def record(spec, seconds, why):
             out.write(json.dumps({"spec": spec, "seconds": round(seconds, 1), "why": why}) + "\n")
 
 
-@pytest.mark.parametrize("spec", specs())
+@pytest.mark.parametrize("spec", specs(), ids=str)
 def test_regression(subject, spec):
     begin = time.monotonic()
     try:

@@ -25,6 +25,13 @@ def start_time(pid):
     return None if fields[0] in "ZX" else fields[19]
 
 
+def usage(pid):
+    """CPU seconds and resident MiB of a process."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    resident = int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), resident * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 def write_pid(file, pid):
     """Record a process. Written aside and renamed, so that a reader never sees a partial record."""
     aside = file.with_suffix(".new")

@@ -21,7 +21,8 @@ use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 /// Wait between two queries of an instance that shuts down.
 const POLL_PERIOD: Duration = Duration::from_millis(500);
 
-/// Terminates a claim's instance. When it is gone, removes our finalizer from the Node and then from the claim.
+/// Terminates a claim's instance. When it is gone, removes our finalizer from the Node and then from the claim, but not while finalizers of others keep
+/// the Node.
 pub async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Result<Requeue, StepError> {
     let retry = |error: CloudError| StepError::Retry(format!("terminating its instance: {error}"));
     let ids = if let Some(id) = claim.provider_id() {
@@ -52,6 +53,11 @@ pub async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) ->
     shutting_down.into_iter().collect::<Result<Vec<bool>, _>>().map_err(retry)?;
     if let Some(node) = node {
         release_node(ctx, node).await?;
+        if node.finalizers().iter().any(|other| other != labels::TERMINATION_FINALIZER) {
+            // A Node without its claim would look like one of others.
+            write_condition(ctx, claim, |list| list.set_true(conditions::INSTANCE_TERMINATING)).await?;
+            return Ok(Requeue::After(POLL_PERIOD));
+        }
     }
     release_claim(ctx, claim).await?;
     let uid = claim.uid().unwrap_or_default();

@@ -124,6 +124,14 @@ fn termination_step(claim: &NodeClaim, node: Option<&Node>, drained: bool) -> St
     }
     match node {
         Some(node) if !node.is_deleting() => Step::DeleteNode,
+        // Its instance is gone; finalizers of others keep the Node. As in Karpenter, the claim stays until it is gone.
+        Some(node)
+            if claim.has_condition(conditions::REGISTERED)
+                && claim.has_condition(conditions::INSTANCE_TERMINATING)
+                && !node.has_finalizer(labels::TERMINATION_FINALIZER) =>
+        {
+            Step::Nothing
+        }
         Some(node) if !drained || !is_tainted(node) => Step::Drain,
         _ => Step::Terminate,
     }

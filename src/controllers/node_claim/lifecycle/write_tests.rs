@@ -341,6 +341,26 @@ async fn a_deleted_claim_is_torn_down_under_every_failure() {
     "#);
 }
 
+#[tokio::test]
+async fn a_claim_stays_as_long_as_a_finalizer_of_others_keeps_its_node() {
+    let meta = |finalizers: &[&str]| json!({"deletionTimestamp": now(), "finalizers": finalizers});
+    let of_claim = json!({"metadata": meta(&[labels::TERMINATION_FINALIZER]),
+        "status": launched("i-1", &["Launched", "Registered", "Initialized"])});
+    let taint = json!({"key": labels::DISRUPTED_TAINT, "effect": "NoSchedule"});
+    let of_node = json!({"metadata": meta(&[labels::TERMINATION_FINALIZER, "others"]), "spec": {"taints": [taint]}});
+    let world = world(&of_claim, Some(&of_node));
+    let ctx = world.context();
+    settle(Arc::clone(&ctx)).await;
+    assert_eq!(world.api.stored("nodes/x").unwrap()["metadata"]["finalizers"], json!(["others"]));
+    let calls = world.cloud.calls();
+    assert_eq!(calls, ["terminate aws:///z/i-1", "terminate aws:///z/i-1"], "asked again only while it shuts down");
+    assert!(ctx.cluster.read().claims["c"].has_condition(conditions::INSTANCE_TERMINATING));
+    ctx.patch_node("x", &json!({"metadata": {"finalizers": []}})).await.unwrap();
+    ctx.cluster.update(|state| state.delete_node("x"));
+    settle(ctx).await;
+    assert!(world.api.stored("nodeclaims/c").is_none());
+}
+
 /// A claim whose launch was never recorded: its instance is found by its token.
 #[tokio::test]
 async fn a_claim_without_provider_id_terminates_what_was_launched_for_it() {

@@ -51,6 +51,8 @@ fn every_state_of_a_claim_has_one_next_step() {
     let none = json!({});
     let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z"}});
     let tainted = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z"}, "spec": {"taints": [{"key": labels::DISRUPTED_TAINT, "effect": "NoSchedule"}]}});
+    let mut kept_by_others = tainted.clone();
+    kept_by_others["metadata"]["finalizers"] = json!(["others"]);
     let ready: &[&str] = &["Launched", "Registered", "Initialized"];
     let taint = |key: &str| json!({"spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
     let cases: Vec<(&str, NodeClaim, Option<Node>, bool, u64, Step)> = vec![
@@ -147,6 +149,22 @@ fn every_state_of_a_claim_has_one_next_step() {
         ("draining", claim(ready, deleting.clone()), Some(node(deleting.clone())), false, 1, Step::Drain),
         ("not tainted", claim(ready, deleting.clone()), Some(node(deleting.clone())), true, 1, Step::Drain),
         ("drained", claim(ready, deleting.clone()), Some(node(tainted.clone())), true, 1, Step::Terminate),
+        (
+            "its instance is gone, a finalizer of others keeps the node",
+            claim(&["Launched", "Registered", "Initialized", "InstanceTerminating"], deleting.clone()),
+            Some(node(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z", "finalizers": ["others"]}}))),
+            true,
+            1,
+            Step::Nothing,
+        ),
+        (
+            "its instance may run, a finalizer of others keeps the node",
+            claim(ready, deleting.clone()),
+            Some(node(kept_by_others)),
+            true,
+            1,
+            Step::Terminate,
+        ),
         ("deleted before it had a node", claim(&[], deleting.clone()), None, true, 1, Step::Terminate),
         (
             "without our finalizer",
