@@ -1,9 +1,9 @@
 """Karpenter's own end-to-end suite "regression" against Stowage with simulated EC2, each spec by itself; after a failed one everything starts
 from the beginning, so that one failure causes no other.
 
-`STOWAGE_SUITE=all` runs every spec instead of a selection, `STOWAGE_SUITE=all:1/3` the first of three parts. `STOWAGE_SUITE_SUBJECT=karpenter` runs
-Karpenter itself with its kwok provider. `STOWAGE_SUITE_RESULTS=FILE` adds the results to a file of JSON Lines: `karpenter_suites.py` prints those
-of two runs side by side.
+`STOWAGE_SUITE=all` runs every spec instead of a selection. `STOWAGE_SUITE_SUBJECT=karpenter` runs Karpenter itself with its kwok provider.
+`STOWAGE_SUITE_RESULTS=FILE` adds the results to a file of JSON Lines: `karpenter_suites.py` prints those of two runs side by side. Specs with "Chaos" in
+their names listen on port 8080: no two of them run at the same time on a machine.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ import time
 
 import pytest
 
+import karpenter_performance
 import karpenter_suites
 
 SUITE = "regression"
-WHICH, _, PART = os.environ.get("STOWAGE_SUITE", "").partition(":")
-ALL = WHICH == "all"
+ALL = os.environ.get("STOWAGE_SUITE") == "all"
 SUBJECT = os.environ.get("STOWAGE_SUITE_SUBJECT", "stowage")
 RESULTS = os.environ.get("STOWAGE_SUITE_RESULTS")
 # Seconds that a spec may take. Those of the suite wait up to 15 minutes where they state nothing else, as long as a node may take to register.
@@ -39,19 +39,21 @@ SELECTION = [
 ]
 
 
+# Removed when the process ends.
+FOLDER = tempfile.TemporaryDirectory(prefix="karpenter-suite-")
+
+
 @functools.cache
 def suite():
-    """The compiled suite, in a directory of this process."""
-    return karpenter_suites.compiled(SUITE, SUBJECT, pathlib.Path(tempfile.mkdtemp(prefix="karpenter-suite-")))
+    """The compiled suite."""
+    return karpenter_suites.compiled(SUITE, SUBJECT, pathlib.Path(FOLDER.name))
 
 
 def specs():
     if not ALL:
         return SELECTION
-    part, _, parts = (PART or "1/1").partition("/")
     # Sorted: ginkgo shuffles them.
-    found = sorted(spec for spec in suite().specs() if not any(words in spec for words in LEFT_OUT))
-    return found[int(part) - 1 :: int(parts)]
+    return sorted(spec for spec in suite().specs() if not any(words in spec for words in LEFT_OUT))
 
 
 class Subject:
@@ -100,3 +102,23 @@ def test_regression(subject, spec):
         tail = subject.process.tail(30)
         subject.stop()
         pytest.fail(f"{why}\n{tail}", pytrace=False)
+
+
+class TestTables:
+    def test_results_are_printed_side_by_side_and_the_last_one_counts(self, tmp_path):
+        passed, failed = {"seconds": 14.2, "why": None}, {"seconds": 120, "why": "failed at drift_test.go:1: late"}
+        file = tmp_path / "results.jsonl"
+        file.write_text("".join(json.dumps({"spec": "a", **result}) + "\n" for result in (failed, passed)))
+        ours, peers = karpenter_suites.results(file), {"a": failed, "b": passed}
+        rows = ["| a | passes, 14 s | fails, 120 s |", "| b | not run | passes, 14 s |"]
+        assert karpenter_suites.table(ours, peers).splitlines()[2:] == rows
+
+    def test_phases_of_performance_are_printed_side_by_side(self):
+        utilization = {"total_reserved_cpu_utilization": 0.876, "total_reserved_memory_utilization": 0.5}
+        out = {"test_name": "Out", "timestamp": "1", "total_time": 35_000_000_000, "total_nodes": 187, "rounds": 0, **utilization}
+        back = {**out, "test_name": "Back", "timestamp": "2", "rounds": 2}
+        result = {"spec": "Wide", "seconds": 500, "why": None, "cpu": 12.4, "peak": 90, "reports": [back, out]}
+        lines = karpenter_performance.table({"Wide": result}, {"Wide": {**result, "reports": [out]}}).splitlines()
+        assert lines[2] == "| Out | 35 s, 35 s | 187, 187 | 88% / 50%, 88% / 50% | 0, 0 |"
+        assert lines[3] == "| Back | 35 s, – | 187, – | 88% / 50%, – | 2, – |"
+        assert lines[4].startswith("| Wide | passes, 500 s, 12 CPU seconds, 90 MiB; passes, 500 s, ")
