@@ -13,7 +13,8 @@ from waiting import wait_until
 
 POOL = "failover"
 NODES = 3
-KILLED, STOPPED = 20.0, 8.0  # seconds until the other replica leads: the lease of a killed leader expires after 15 s
+# Seconds until the other replica leads, on a machine that other suites share; alone 17 and 1. The lease of a killed leader expires after 15 s.
+KILLED, STOPPED = 35.0, 15.0
 EMPTY_FOR = 60  # seconds that a node stays without pods
 LATE = 20  # seconds within which a node that is due is removed
 
@@ -42,7 +43,9 @@ class TestFailOver:
     @contextlib.contextmanager
     def environment(request):
         pool = small_pool(POOL, "on-demand")
-        pool["spec"]["disruption"] |= {"consolidateAfter": f"{EMPTY_FOR}s", "budgets": [services.NO_DRIFT, {"nodes": "100%"}]}
+        budgets = [services.NO_DRIFT, {"nodes": "100%"}]
+        # Not underutilized nodes: the pod of one of them could move to the empty node.
+        pool["spec"]["disruption"] = {"consolidationPolicy": "WhenEmpty", "consolidateAfter": f"{EMPTY_FOR}s", "budgets": budgets}
         with services.ec2(request.getfixturevalue("service_plane"), [pool]) as service, Replica(service.stowage) as standby:
             service.standby = standby
             yield service
@@ -53,11 +56,10 @@ class TestFailOver:
         assert leads(leader) and not leads(service.stowage)
         begin = time.monotonic()
         end(leader)
-        wait_until(lambda: service.stowage.alive() and leads(service.stowage), 2 * within, "another leader", service.stowage.tail)
+        wait_until(lambda: service.stowage.alive() and leads(service.stowage), within, "another leader", service.stowage.tail)
         took = time.monotonic() - begin
         service.standby = leader
         leader.start()
-        assert took < within
         return took
 
     def test_1_after_a_kill_the_other_replica_leads_and_buys(self, service):
@@ -87,5 +89,5 @@ class TestFailOver:
         service.wait(lambda: len(service.names(POOL)) == NODES, EMPTY_FOR, "the empty node removed")
         took = time.monotonic() - begin
         print(f"\nan empty node left after {took:.1f} s, with consolidateAfter {EMPTY_FOR}s and a fail-over after {EMPTY_FOR // 3} s", flush=True)
-        assert EMPTY_FOR - 5 < took < EMPTY_FOR + LATE
+        assert EMPTY_FOR - 5 < took < EMPTY_FOR + LATE, "the clock of the first leader goes on"
         service.assert_nothing_leaked()
