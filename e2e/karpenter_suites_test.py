@@ -29,7 +29,6 @@ LIMIT = 1500 if ALL else 120
 LEFT_OUT = {"CapacityBuffer": "a kind of Karpenter's alpha API that Stowage reports as unsupported"}
 SELECTION = [
     "StaticCapacity Deprovisioning should terminate empty nodes first, then nodes with least cost, then respect do-not-disrupt",
-    "StaticCapacity Drift should handle drift with node limits when budget restricts",
     "Integration Validation Repair Policy Conditions Node Ready Unknown",
     "NodeClaim StandaloneNodeClaim should delete a NodeClaim if it references a NodeClass that isn't Ready",
     "NodeClaim StandaloneNodeClaim should succeed to garbage collect an Instance that was launched by a NodeClaim but has no Instance mapping",
