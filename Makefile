@@ -164,7 +164,7 @@ test-disruption: build tools moto ## Every reason of disruption at once, consoli
 test-karpenter-short: build tools moto ## A few specs of Karpenter's own end-to-end suite
 	$(call pytest,karpenter_suites)
 
-# Most of the time of a spec is waiting: three parts, of about the same time, run side by side.
+# Most of the time of a spec is waiting: three parts run side by side.
 KARPENTER_PART_1 := [Chaos or [Expiration or [Integration or [Termination
 KARPENTER_PART_2 := [Drift
 KARPENTER_PART_3 := not ($(KARPENTER_PART_1) or $(KARPENTER_PART_2))
@@ -208,7 +208,7 @@ bench-api: tools moto ## Calls to a real API server per minute with 2,000 nodes 
 	cargo build --release --locked
 	STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage $(E2E_PYTHON) e2e/bench_api.py $(BENCH)
 
-bench-karpenter: tools moto ## Karpenter's own performance suite, against Stowage and against Karpenter: two hours (BENCH="--focus Basic" for less)
+bench-karpenter: tools moto ## Karpenter's own performance suite, against Stowage and against Karpenter, for hours (BENCH="--focus Basic" for less)
 	cargo build --release --locked
 	@mkdir -p $(CARGO_TARGET_DIR)/bench && rm -f $(CARGO_TARGET_DIR)/bench/karpenter-suite-*.jsonl
 	for subject in stowage karpenter; do STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage $(E2E_PYTHON) e2e/karpenter_performance.py run $$subject --out $(CARGO_TARGET_DIR)/bench/karpenter-suite-$$subject.jsonl $(BENCH) || exit 1; done

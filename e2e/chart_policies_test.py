@@ -235,6 +235,9 @@ class TestPolicies:
         simulated = node("sim", {"karpenter.sh/nodepool": "ours"}, [UNREGISTERED])
         simulated["metadata"]["annotations"] = {"kwok.x-k8s.io/node": "fake"}
         assert account.refusal("POST", NODES, simulated) == ""
+        standalone = node("standalone", {}, [UNREGISTERED])
+        standalone["metadata"]["annotations"] = simulated["metadata"]["annotations"]
+        assert account.refusal("POST", NODES, standalone) == "", "of a NodeClaim without a NodePool"
         ready = {"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "r"}]}}
         assert account.merge(f"{NODES}/one/status", ready) == "" or "only Nodes with the label" in account.merge(f"{NODES}/one/status", ready)
         cluster.create(simulated)

@@ -180,7 +180,7 @@ impl Handler {
         Self { warned: Mutex::default(), events: EventQueue::start(ctx) }
     }
 
-    /// Acts on a message, then emits events: time is short.
+    /// Acts on a message, then queues its events: time is short.
     async fn respond(&self, ctx: &Context, message: &Message) -> Result<(), Unhandled> {
         let claim = claim_of(&ctx.cluster.read(), &message.instance_id);
         let Some(claim) = claim else { return Ok(()) };
