@@ -50,6 +50,18 @@ def pod(name, **spec):
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default", "labels": {"app": "p"}}, "spec": {"containers": [{"name": "c", "image": "i"}], "tolerations": [{"key": "mine", "operator": "Exists"}], **spec}}
 
 
+# The ReplicaSet of a pod that surges, and the pod's annotation after it left.
+REPLICA_SET = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-7d", "uid": "rs", "controller": True}
+SURGED = {"stowage.dev/surged": '{"replica_set": "web-7d", "uid": "rs", "hash": "7d", "at_ms": 1}'}
+LEAVES = {"metadata": {"labels": {"pod-template-hash": None}, "annotations": SURGED}}
+RETURNS = {"metadata": {"labels": {"pod-template-hash": "7d"}, "annotations": {"stowage.dev/surged": None}, "ownerReferences": [REPLICA_SET]}}
+ONLY_NOMINATE = "with settings.placement=nominate only"
+
+
+def with_metadata(pod, **metadata):
+    return pod | {"metadata": pod["metadata"] | metadata}
+
+
 class Account:
     """Requests with the token of a ServiceAccount, which change nothing."""
 
@@ -85,7 +97,7 @@ def cluster(control_plane):
         cluster.plane.has_service_account("default")
         for kind in ("NodePool", "NodeClaim", "Node"):
             cluster.undo.callback(cluster.plane.delete_with_finalizers, kind)
-        for name in ("pending", "bound"):
+        for name in ("pending", "bound", "surges", "template", "surged"):
             cluster.undo.callback(cluster.api.delete, "Pod", name, "default", grace_seconds=0)
         objects = [
             *(make(name, reference) for make in (pool, claim) for name, reference in (("ours", OURS), ("foreign", FOREIGN))),
@@ -95,6 +107,9 @@ def cluster(control_plane):
             node("master", {"karpenter.sh/nodepool": "ours", "node-role.kubernetes.io/control-plane": ""}),
             pod("pending", nodeSelector={"no": "node"}),
             pod("bound", nodeName="one"),
+            with_metadata(pod("surges", nodeName="one"), labels={"app": "p", "pod-template-hash": "7d"}, annotations={"stowage.dev/surge": "true"}),
+            with_metadata(pod("template", nodeName="one"), labels={"app": "p", "pod-template-hash": "7d"}),
+            with_metadata(pod("surged", nodeName="one"), annotations={"stowage.dev/surge": "true", **SURGED}),
         ]
         # One after the other: the client discovers kinds that are new to it.
         for item in objects:
@@ -114,7 +129,7 @@ class TestPolicies:
     def mode(cluster, account, cloud, placement):
         """Installs a mode and waits until its rights and policies have taken effect."""
         cluster.install("fenced", {**GENERATED, "settings.cloud": cloud, "settings.clusterName": "prod", "settings.placement": placement, "replicas": 0}, command="upgrade")
-        # Creating a marker Node is refused differently per cloud, and a toleration per placement.
+        # Creating a marker Node is refused differently per cloud, and a toleration differently per placement.
         create = {"simulated": "may create only simulated Nodes", "ec2": "forbidden"}[cloud]
         wait_until(lambda: create in account.refusal("POST", NODES, node("marker", {})), 30, f"cloud {cloud} in effect")
         nominated = {"metadata": {}, "status": {"nominatedNodeName": "n", "phase": "Failed"}}
@@ -122,7 +137,7 @@ class TestPolicies:
         wait_until(lambda: status in account.merge(f"{PODS}/pending/status", nominated), 30, f"placement {placement} in effect")
         toleration = [{"op": "add", "path": "/spec/tolerations/-", "value": PLANNED}]
         patched = lambda: account.refusal("PATCH", f"{PODS}/pending", toleration, JSON)
-        wait_until(lambda: ("forbidden" in patched()) == (placement != "nominate"), 30, f"placement {placement} in effect", patched)
+        wait_until(lambda: (ONLY_NOMINATE in patched()) == (placement != "nominate"), 30, f"placement {placement} in effect", patched)
 
     def test_the_expressions_type_check(self, cluster, subtests):
         def checked(name):
@@ -145,6 +160,8 @@ class TestPolicies:
         class_hashes = {"karpenter.k8s.aws/ec2nodeclass-hash": "1", "karpenter.k8s.aws/ec2nodeclass-hash-version": "v5"}
         for what, path, body in (
             ("nomination", f"{pending}/status", {"status": {"nominatedNodeName": "n"}}),
+            ("a pod that leaves its ReplicaSet", f"{PODS}/surges", LEAVES),
+            ("a pod that goes back", f"{PODS}/surged", RETURNS),
             ("registration", fresh, sync),
             ("opening", fresh, {"metadata": {"labels": {"karpenter.sh/registered": "true"}}, "spec": {"taints": [*others("fresh", "karpenter.sh/unregistered"), {"key": "stowage.dev/planned", "value": "u", "effect": "NoSchedule"}]}}),
             ("initialization", opened, {"metadata": {"labels": {"karpenter.sh/initialized": "true"}}}),
@@ -181,6 +198,13 @@ class TestPolicies:
             ("labels of a pod", pending, {"metadata": {"labels": {"app": "q"}}}, "metadata of a pod"),
             ("finalizers of a pod", pending, {"metadata": {"finalizers": ["a.example/b"]}}, "metadata of a pod"),
             ("owners of a pod", pending, {"metadata": {"ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "o", "uid": "u"}]}}, "metadata of a pod"),
+            ("a pod leaves its ReplicaSet, but its owner did not ask for it", f"{PODS}/template", LEAVES, "metadata of a pod"),
+            ("a pod leaves without the annotation", f"{PODS}/surges", {"metadata": {"labels": {"pod-template-hash": None}}}, "metadata of a pod"),
+            ("a pod leaves with another label", f"{PODS}/surges", {"metadata": LEAVES["metadata"] | {"labels": {"pod-template-hash": None, "app": "q"}}}, "metadata of a pod"),
+            ("a pod leaves with a deadline", f"{PODS}/surges", LEAVES | {"spec": {"activeDeadlineSeconds": 1}}, "nothing of a pod's spec but its tolerations"),
+            ("a pod leaves for another ReplicaSet", f"{PODS}/surges", {"metadata": {"labels": {"pod-template-hash": "8e"}}}, "metadata of a pod"),
+            ("a pod goes to a ReplicaSet that it did not leave", f"{PODS}/bound", RETURNS, "metadata of a pod"),
+            ("a pod goes back to an owner of another kind", f"{PODS}/surged", {"metadata": RETURNS["metadata"] | {"ownerReferences": [REPLICA_SET | {"kind": "Job"}]}}, "metadata of a pod"),
             ("deadline of a pod", pending, {"spec": {"activeDeadlineSeconds": 1}}, "nothing of a pod's spec but its tolerations"),
             ("a toleration of a tenant's taint", pending, {"spec": {"tolerations": [*cluster.api.get("Pod", "pending", "default")["spec"]["tolerations"], {"key": "dedicated", "operator": "Exists"}]}}, "tolerations of stowage.dev/planned only"),
             ("a toleration of all planned taints", pending, {"spec": {"tolerations": [*cluster.api.get("Pod", "pending", "default")["spec"]["tolerations"], {"key": "stowage.dev/planned", "operator": "Exists"}]}}, "tolerations of stowage.dev/planned only"),
@@ -258,16 +282,16 @@ class TestPolicies:
         self.mode(cluster, account, "ec2", "extender")
         assert account.merge(f"{PODS}/pending/status", nominated) == ""
         assert "nothing of a pod's status but" in account.merge(f"{PODS}/pending/status", {"status": {"phase": "Running"}})
-        assert account.refusal("PATCH", f"{PODS}/pending", toleration, JSON).startswith("403 pods \"pending\" is forbidden")
+        assert ONLY_NOMINATE in account.refusal("PATCH", f"{PODS}/pending", toleration, JSON)
         self.mode(cluster, account, "ec2", "off")
         assert account.merge(f"{PODS}/pending/status", nominated).startswith("403 pods \"pending\" is forbidden")
         # The policy alone, with the rights of another mode.
         with contextlib.ExitStack() as undo:
-            role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "more"}, "rules": [{"apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": ["patch"]}]}
+            role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "more"}, "rules": [{"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}]}
             cluster.create(role)
             undo.callback(cluster.kubectl, "delete", "clusterrole/more")
             cluster.kubectl("create", "clusterrolebinding", "more", "--clusterrole=more", "--serviceaccount=fenced:stowage")
             undo.callback(cluster.kubectl, "delete", "clusterrolebinding/more")
             refusal = lambda: account.merge(f"{PODS}/pending/status", nominated)
             wait_until(lambda: "nothing of a pod's status; " in refusal(), 30, "the right granted and the policy in effect", refusal)
-            assert "with settings.placement=nominate only" in account.refusal("PATCH", f"{PODS}/pending", toleration, JSON)
+            assert ONLY_NOMINATE in account.refusal("PATCH", f"{PODS}/pending", toleration, JSON)

@@ -822,15 +822,16 @@ class TestInstalled:
         cluster.kubectl("get", "nodes", config=config)
         assert "forbidden" in cluster.kubectl("get", "secrets", "-n", "token", config=config, check=False).stderr
 
-    def test_the_rights_to_patch_pods_are_granted_only_where_they_are_used(self, cluster):
+    def test_the_right_to_nominate_pods_is_granted_only_where_it_is_used(self, cluster):
         cluster.namespace("lean")
         resources = [("", "pods"), ("", "pods/status")]
         values = {**GENERATED, "replicas": 0, "crds.install": False}
         cluster.install("lean", {**values, "settings.placement": "extender"})
-        assert cluster.rights("lean/stowage", resources, VERBS) == {("", "pods"): READ | {"delete"}, ("", "pods/status"): {"patch"}}
+        pods = {("", "pods"): READ | {"delete", "patch"}}
+        assert cluster.rights("lean/stowage", resources, VERBS) == {**pods, ("", "pods/status"): {"patch"}}
         cluster.install("lean", {**values, "settings.placement": "off"}, command="upgrade")
         rights = lambda: cluster.rights("lean/stowage", resources, VERBS)
-        wait_until(lambda: rights() == {("", "pods"): READ | {"delete"}}, 30, "the rights of the mode", rights)
+        wait_until(lambda: rights() == pods, 30, "the rights of the mode", rights)
 
     def test_administrators_may_read_and_by_choice_write(self, cluster):
         cluster.namespace("aggregated")

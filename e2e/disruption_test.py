@@ -10,7 +10,7 @@ import kube
 import kubelet
 import services
 import workloads
-from kube import INSTANCE_TYPE, being_disrupted, key, uses_up_budget
+from kube import DO_NOT_DISRUPT, INSTANCE_TYPE, being_disrupted, is_true, key, terminating, uses_up_budget
 
 POOL, SPACE, WAVE, TEAM = "reasons", "reasons", "wave", "team"
 ALONE, PACKED = 8, 18  # replicas: one per node, three per node
@@ -21,6 +21,8 @@ IMMOVABLE = 20
 MANY, FEW, CLOSED, PER_NODE = 57, 18, 3, 3  # replicas; of the closed budget, 5 % of all pods
 BOOT_EVERY = 20  # seconds
 ROUNDS = 3
+SURGE, SURGED, HASH = "stowage.dev/surge", "stowage.dev/surged", "pod-template-hash"
+REPLICAS = 3
 
 
 class Watcher:
@@ -113,7 +115,7 @@ class TestObstacles:
         large = workloads.requirement(INSTANCE_TYPE, EXPENSIVE)
         kept_pool = workloads.node_pool(KEPT, consolidate_after="5s", capacity_types=["on-demand"], extra=[large])
         booting_pool = on_demand(BOOTING, consolidate_after="5s")
-        kept = workloads.workload(KEPT, "kept", IMMOVABLE, 500, 512, annotations={kube.DO_NOT_DISRUPT: "true"}, **on(KEPT), **workloads.host_alone("kept"))
+        kept = workloads.workload(KEPT, "kept", IMMOVABLE, 500, 512, annotations={DO_NOT_DISRUPT: "true"}, **on(KEPT), **workloads.host_alone("kept"))
         booting = workloads.workload(BOOTING, "booting", 0, 1500, 512, **on(BOOTING), **workloads.host_alone("booting"))
         packed = workloads.workload(SPACE, "packed", MANY, 600, 512, nodeSelector={TEAM: POOL})
         closed = workloads.workload(SPACE, "closed", CLOSED, 600, 512, nodeSelector={TEAM: POOL})
@@ -164,3 +166,80 @@ def boots(service):
     finally:
         ends.set()
         thread.join()
+
+
+def ready(service, space):
+    """The ready pods of a namespace that are not terminating, by UID: what its Service sends requests to."""
+    return {pod["metadata"]["uid"] for pod in service.mirror.pods(space) if is_true(pod, "Ready") and not terminating(pod)}
+
+
+class TestSurge:
+    """Deployments whose budgets allow no disruption, on nodes that drift."""
+
+    @staticmethod
+    def environment(request):
+        pool = on_demand(POOL, labels={WAVE: "1"}, budget="1")
+        web = workloads.workload(SPACE, "web", REPLICAS, 1500, 512, annotations={SURGE: "true"})
+        objects = [workloads.namespace(SPACE), pool, workloads.disruption_budget(SPACE, "web", max_unavailable=0), web]
+        return services.simulated(request.getfixturevalue("service_plane"), "nominate", *objects)
+
+    @staticmethod
+    def drift(service, wave):
+        service.api.patch("NodePool", POOL, {"spec": {"template": {"metadata": {"labels": {WAVE: wave}}}}})
+
+    @staticmethod
+    def quota(service, pods):
+        """Lets the namespace have at most so many pods."""
+        quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "pods", "namespace": SPACE}, "spec": {"hard": {"pods": str(pods)}}}
+        service.plane.apply(quota)
+        used = lambda: service.plane.kubectl("get", "resourcequota", "pods", "--namespace", SPACE, "-o", "jsonpath={.status.used.pods}").stdout
+        service.poll(lambda: used().strip() == str(pods), 20, "the quota used up", used)
+
+    @staticmethod
+    def left(service):
+        """Pods that left their ReplicaSet."""
+        return [pod for pod in service.mirror.pods(SPACE) if SURGED in kube.annotations_of(pod)]
+
+    def test_1_every_pod_has_a_ready_successor_before_it_is_evicted(self, service):
+        service.wait_bound(SPACE, REPLICAS, 90)
+        service.wait(lambda: len(ready(service, SPACE)) == REPLICAS, 30, "every pod ready")
+        old, nodes, begin = ready(service, SPACE), set(service.names(POOL)), time.monotonic()
+        with service.mirror.sampling(lambda: len(ready(service, SPACE))) as samples:
+            self.drift(service, "2")
+            done = lambda: not nodes & set(service.names(POOL)) and service.mirror.all_bound(REPLICAS, SPACE) and service.mirror.settled()
+            service.wait(done, 180, "every node replaced", lambda: service.mirror.summary(SPACE))
+        strays = service.stowage.metric("stowage_holds_ended_total", 'result="stray"')
+        seconds = time.monotonic() - begin
+        print(f"\n{REPLICAS} pods replaced within {seconds:.0f} s; {min(samples)} to {max(samples)} ready, {strays:.0f} strays", flush=True)
+        assert min(samples) >= REPLICAS and not old & ready(service, SPACE)
+        assert len(service.api.list("Deployment", SPACE)) == 1 and not self.left(service)
+        surged = [event for event in service.api.list("Event", SPACE) if event["reason"] == "Surged"]
+        assert len(surged) >= REPLICAS
+        service.assert_no_errors()
+
+    def test_2_a_pod_without_a_successor_goes_back_to_its_replica_set(self, service):
+        before = service.uids(SPACE)
+        self.quota(service, REPLICAS)
+        self.drift(service, "3")
+        pod = service.wait(lambda: self.left(service), 60, "a pod that left its ReplicaSet")[0]
+        service.wait(lambda: not kube.owned_by(service.mirror.objects[kube.PODS][key(pod)], "ReplicaSet"), 20, "released")
+        assert ready(service, SPACE) == before, "it still runs"
+        # Something protects the node meanwhile.
+        service.api.annotate("Pod", pod["metadata"]["name"], {DO_NOT_DISRUPT: "true"}, SPACE)
+        service.wait(lambda: not self.left(service), 30, "no pod that left")
+        back = service.api.get("Pod", pod["metadata"]["name"], SPACE)["metadata"]
+        assert back["labels"][HASH] and [owner["kind"] for owner in back["ownerReferences"]] == ["ReplicaSet"]
+        assert service.uids(SPACE) == before
+        service.assert_no_errors()
+
+    def test_3_a_pod_whose_deployment_is_deleted_meanwhile_does_not_stay(self, service):
+        protected = next(pod for pod in service.mirror.pods(SPACE) if DO_NOT_DISRUPT in kube.annotations_of(pod))
+        service.api.annotate("Pod", protected["metadata"]["name"], {DO_NOT_DISRUPT: None}, SPACE)
+        pod = service.wait(lambda: self.left(service), 120, "a pod that left its ReplicaSet")[0]
+        service.api.delete("Deployment", "web", SPACE)
+        service.wait(lambda: service.uids(SPACE) == {pod["metadata"]["uid"]}, 60, "the other pods gone", lambda: service.mirror.summary(SPACE))
+        service.api.annotate("Pod", pod["metadata"]["name"], {DO_NOT_DISRUPT: "true"}, SPACE)
+        service.wait(lambda: not service.mirror.pods(SPACE), 60, "no pod", lambda: service.mirror.summary(SPACE))
+        service.wait(lambda: not service.names(POOL), 60, "no node")
+        service.assert_nothing_leaked()
+        service.assert_no_errors()

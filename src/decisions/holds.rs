@@ -301,8 +301,8 @@ fn own_holds<'a>(
             }
             // Bound to the planned node: the hold is over.
             (Some(record), _) if record.node.is_some() && record.node.as_deref() == node.as_deref() => {}
-            // Still running on the node that it is displaced from.
-            (Some(record), Some(owner)) if record.deleted_at.is_none() => {
+            // Still running on the node that it is displaced from, and its successor does not exist.
+            (Some(record), Some(owner)) if record.deleted_at.is_none() && !record.has_surged() => {
                 live.push(hold(state, key, None, Some(owner), until));
             }
             // A move keeps the room until its source is gone. Successors that came, and have ended since, need it no more.

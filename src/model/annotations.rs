@@ -145,6 +145,20 @@ pub const ENTRIES: &[Entry] = &[
     ),
     entry(
         Form::Annotation,
+        labels::SURGE,
+        "Pod",
+        USER,
+        "`true` on a pod of a Deployment: its successor is ready before it is evicted in a voluntary disruption",
+    ),
+    entry(
+        Form::Annotation,
+        labels::SURGED,
+        "Pod",
+        STOWAGE,
+        "such a pod has left its ReplicaSet (`replica_set`, `uid`) at this time (`at_ms`); with the label `pod-template-hash` (`hash`) it goes back",
+    ),
+    entry(
+        Form::Annotation,
         labels::SIMULATED_EVENT,
         "Node",
         USER,

@@ -149,6 +149,8 @@ events! {
         "A node that was purchased for the pod did not take it. The note has the number of such nodes so far, what kept the pod off (what the objects show, else kube-scheduler's message), and when the pod is planned on a new node again: at once after the first, a minute after the second, then after 10 and 20 minutes. A changed NodePool, EC2NodeClass, DaemonSet or pod ends the wait, with at most three nodes in ten minutes. On the NodePool of the node: how many of its nodes this happened to at that moment.";
     QUARANTINED = "Quarantined", Warning, Pods, ["Pod", "NodePool", "Node", "NodeClaim", "DaemonSet"], No,
         "The pod is left out of plans for the time in the note, because the API server rejects the NodeClaim of its node, or because the planner panics over it. The note has the error. A pod with another spec is planned at once. Likewise a NodePool, node or DaemonSet that the planner panics over: nothing is purchased from the NodePool, the room of the node is not used, and new nodes reserve nothing for the pods of the DaemonSet. A changed NodePool is planned with at once.";
+    SURGED = "Surged", Normal, Pods, ["Pod"], No,
+        "The pod has `stowage.dev/surge` and leaves its ReplicaSet, which creates its successor. It is evicted when the successor is ready, or goes back if its node stays.";
 
     AWAITING_VOLUME_DETACHMENT = "AwaitingVolumeDetachment", Normal, Lifecycle, ["NodeClaim", "Node"], Event,
         "The node is drained, and its instance is terminated when the volumes of the note are detached: at the end of the `terminationGracePeriod` at the latest, or after ten minutes without one.";

@@ -121,6 +121,12 @@ pub const EC2_NODE_CLASS_HASH: &str = "karpenter.k8s.aws/ec2nodeclass-hash";
 pub const EC2_NODE_CLASS_HASH_VERSION: &str = "karpenter.k8s.aws/ec2nodeclass-hash-version";
 /// Cost of the deletion of a pod, compared with other pods of its controller: an integer of 32 bits; absent or invalid is 0.
 pub const POD_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// `"true"` on a pod of a Deployment: its successor is ready before the pod is evicted in a voluntary disruption.
+pub const SURGE: &str = "stowage.dev/surge";
+/// On such a pod that left its ReplicaSet for that: what brings it back, as JSON.
+pub const SURGED: &str = "stowage.dev/surged";
+/// Label by which a ReplicaSet of a Deployment selects its pods.
+pub const POD_TEMPLATE_HASH: &str = "pod-template-hash";
 /// On a NodePool: the time in which the saving of a consolidation must pay for its evictions.
 pub const CONSOLIDATION_PAYBACK: &str = "stowage.dev/consolidation-payback";
 /// On a NodePool: the least saving of a consolidation, as a percentage of the price of the removed nodes.

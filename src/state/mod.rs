@@ -19,6 +19,7 @@ pub mod pods;
 pub mod protections;
 pub mod snapshot;
 pub mod snapshot_cache;
+pub mod surge;
 pub mod tables;
 pub mod volume_tables;
 pub mod watch;

@@ -9,6 +9,7 @@ use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::planner::input::pod::PodEntry;
 use crate::state::protections::{is_invalid, protected_until};
+use crate::state::surge::Surge;
 
 /// The scheduler's progress with a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +63,8 @@ pub struct PodRecord {
     pub tolerates_disruption: bool,
     /// `system-cluster-critical` or `system-node-critical`.
     pub critical: bool,
+    /// Its successor is ready before it is evicted.
+    pub surge: Option<Box<Surge>>,
     /// `controller.kubernetes.io/pod-deletion-cost`; 0 when absent or invalid.
     pub deletion_cost: i32,
     /// Termination grace period, at most [`MAX_GRACE_PERIOD`].
@@ -165,6 +168,7 @@ impl PodRecord {
             critical: spec
                 .and_then(|spec| spec.priority_class_name.as_deref())
                 .is_some_and(|class| class == "system-cluster-critical" || class == "system-node-critical"),
+            surge: Surge::of(pod).map(Box::new),
             deletion_cost: annotation(labels::POD_DELETION_COST).and_then(|cost| cost.parse().ok()).unwrap_or(0),
             grace_period: Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(0)).min(MAX_GRACE_PERIOD),
             version: meta.resource_version.as_deref().and_then(|version| version.parse().ok()),
@@ -202,9 +206,20 @@ impl PodRecord {
             && !self.mirror
     }
 
-    /// Whether the pod needs another node if its node is removed: not finished, not deleting, and no DaemonSet's or static pod's.
+    /// Whether the pod needs another node if its node is removed: not finished, not deleting, and no DaemonSet's or static pod's. The successor of one that
+    /// surges has its node.
     pub fn reschedulable(&self) -> bool {
-        !self.terminal && self.deleted_at.is_none() && !self.daemon && !self.mirror
+        !self.terminal && self.deleted_at.is_none() && !self.daemon && !self.mirror && !self.has_surged()
+    }
+
+    /// Whether the pod left its ReplicaSet, which creates its successor.
+    pub fn has_surged(&self) -> bool {
+        self.surge.as_ref().is_some_and(|surge| surge.at.is_some())
+    }
+
+    /// Whether the pod leaves its ReplicaSet before it is evicted.
+    pub fn will_surge(&self) -> bool {
+        self.surge.as_ref().is_some_and(|surge| surge.at.is_none())
     }
 
     /// Whether the pod is deleting and its controller creates it again under the same name (StatefulSet): its node is not empty
@@ -213,9 +228,9 @@ impl PodRecord {
         self.deleted_at.is_some() && !self.terminal && !self.daemon && !self.mirror
     }
 
-    /// Whether a node is not empty because of the pod: it needs another node, or its successor will.
+    /// Whether a node is not empty because of the pod: it needs another node, or its successor will. One that surged may go back to its ReplicaSet.
     pub fn needs_another_node(&self) -> bool {
-        self.reschedulable() || self.recreated_in_place()
+        self.reschedulable() || self.recreated_in_place() || (self.has_surged() && self.active())
     }
 
     /// Whether a drain waits for the pod: not finished, no static pod, and not tolerating the disruption taint.

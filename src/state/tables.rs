@@ -43,6 +43,8 @@ pub struct ClusterState {
     pods_by_owner: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// Keys of pods that are not bound to a node.
     pub unbound: BTreeSet<String>,
+    /// Keys of pods that left their ReplicaSets for a surge.
+    pub surged: BTreeSet<String>,
     /// When the last new pod was observed.
     pub last_pod_created: UnixMillis,
     /// Schedulers other than the default scheduler that have rejected a pod; see [`Self::is_scheduled`].
@@ -165,7 +167,7 @@ impl ClusterState {
         let counts = !record.daemon && (moved || gone != was_gone);
         let (is_new, resized) = (old.is_none(), old.is_some_and(|old| !same_class(old, &record)));
         self.observed_at = now;
-        let end = |pod: &PodRecord| (pod.terminal, pod.deleted_at.is_some());
+        let end = |pod: &PodRecord| (pod.terminal, pod.deleted_at.is_some(), pod.has_surged());
         let owner = |pod: &PodRecord| pod.entry.as_ref().ok().and_then(|entry| entry.owner.clone());
         let adopted = old.is_some_and(|old| owner(old) != owner(&record));
         let admitted = old.is_some_and(|old| old.admitted != record.admitted);
@@ -187,6 +189,9 @@ impl ClusterState {
             && let Some(owner) = &entry.owner
         {
             self.pods_by_owner.entry(Arc::clone(owner)).or_default().insert(Arc::clone(&entry.key));
+        }
+        if record.has_surged() {
+            self.surged.insert(key.clone());
         }
         match &record.node {
             Some(node) => {
@@ -280,6 +285,7 @@ impl ClusterState {
 
     fn unlink(&mut self, key: &str) {
         self.unbound.remove(key);
+        self.surged.remove(key);
         let Some(old) = self.pods.get(key) else { return };
         self.protections.remove(old.protected_until, Protected::Pod(key.to_owned()));
         if let Some(owner) = old.entry.as_ref().ok().and_then(|entry| entry.owner.as_deref())

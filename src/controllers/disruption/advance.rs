@@ -8,6 +8,7 @@ use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
+use tokio::time::Instant;
 
 use crate::api::NodeClaim;
 use crate::clock;
@@ -16,6 +17,7 @@ use crate::controllers::deletion::delete_unchanged_claim;
 use crate::controllers::disruption::roll_back::{release, roll_back};
 use crate::controllers::disruption::simulate::{plan_moves, plan_present, simulator};
 use crate::controllers::disruption::start::reserve;
+use crate::controllers::disruption::surge;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::obstacle::Obstacle;
@@ -28,13 +30,19 @@ use crate::state::plan_record::MoveTerms;
 const PACE: Pace = Pace { debounce: Duration::from_millis(50), resync: Duration::from_millis(500) };
 /// Attempts to keep room for pods that have none, while other pods are bound.
 const ATTEMPTS: u32 = 3;
+/// Wait after a failure to bring pods back to their ReplicaSets.
+const RETRY_RETURN: Duration = Duration::from_secs(10);
 /// Moves that are carried on concurrently.
 const CONCURRENCY: usize = 32;
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
+    let mut return_from = Instant::now();
     loop {
+        if Instant::now() >= return_from && !surge::bring_back(&ctx).await {
+            return_from = Instant::now() + RETRY_RETURN;
+        }
         pass(&ctx).await;
         run_loop.next().await;
     }
@@ -53,6 +61,11 @@ async fn pass(ctx: &Arc<Context>) {
             match &one.step {
                 Step::Wait => {}
                 Step::Reserve => reserve_again(ctx, &one).await,
+                Step::Surge(pods) => {
+                    if let Err(why) = surge::release(ctx, pods).await {
+                        roll_back(ctx, &one, &why).await;
+                    }
+                }
                 Step::Depart(sources) => depart(ctx, &one, sources).await,
                 Step::RollBack(why) => roll_back(ctx, &one, why).await,
             }

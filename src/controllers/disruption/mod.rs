@@ -13,4 +13,5 @@ pub mod run;
 pub mod scores;
 mod simulate;
 pub mod start;
+mod surge;
 pub mod taint;

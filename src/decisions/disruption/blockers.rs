@@ -231,7 +231,7 @@ pub fn replacement_block(
     node: &Node,
     reason: DisruptionReason,
 ) -> Option<Blocker> {
-    let of_budgets = || budget_block(state, &node.name_any()).filter(|_| !evicts_protected_pods(claim, reason));
+    let of_budgets = || surging_budget_block(state, &node.name_any()).filter(|_| !evicts_protected_pods(claim, reason));
     replacement_protection(state, claim, node, reason).or_else(of_budgets)
 }
 
@@ -243,4 +243,10 @@ pub fn evicts_protected_pods(claim: &NodeClaim, reason: DisruptionReason) -> boo
 /// Why a pod on the node cannot be evicted now because of PodDisruptionBudgets: the first such pod by name.
 pub fn budget_block(state: &ClusterState, node: &str) -> Option<Blocker> {
     state.pods_on(node).find_map(|pod| Some(Blocker::PodBudget(pod.key(), state.pod_budgets.block(pod)?)))
+}
+
+/// The same for a removal before which pods surge: their successors count when they are ready.
+pub fn surging_budget_block(state: &ClusterState, node: &str) -> Option<Blocker> {
+    let blocks = |pod: &PodRecord| Some(Blocker::PodBudget(pod.key(), state.pod_budgets.block(pod)?));
+    state.pods_on(node).filter(|pod| !pod.will_surge()).find_map(blocks)
 }

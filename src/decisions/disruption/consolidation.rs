@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use kube::ResourceExt;
 
-use crate::decisions::disruption::blockers::{Blocker, budget_block};
+use crate::decisions::disruption::blockers::{Blocker, surging_budget_block};
 use crate::decisions::disruption::candidates::{Candidate, PoolAllowance, allowances, candidate};
 use crate::decisions::disruption::consolidation::backoff::Backoff;
 use crate::decisions::disruption::consolidation::balanced::Score;
@@ -539,7 +539,7 @@ fn blockers(
     if out.is_empty() {
         let quiet_at = *quiet_since + after.flatten().unwrap_or_default();
         let not_quiet = (quiet_at > now).then_some(Blocker::NotQuiet(quiet_at));
-        out.extend(not_quiet.or_else(|| budget_block(state, &facts.node)));
+        out.extend(not_quiet.or_else(|| surging_budget_block(state, &facts.node)));
     }
     out
 }

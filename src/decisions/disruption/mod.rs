@@ -22,4 +22,5 @@ pub mod progress;
 pub mod reason;
 pub mod simulate;
 pub mod size;
+pub mod surge;
 pub mod verdicts;

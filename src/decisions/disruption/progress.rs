@@ -1,7 +1,7 @@
 //! The progress of moves, from the objects alone: a new leader continues from them.
 //!
-//! A move waits until the pods of all its sources have room on nodes that are initialized; then its sources are deleted. Before that it is rolled
-//! back when a pod has no room and none is found, when something protects a source now, and when it is given up.
+//! A move waits until the pods of all its sources have room on nodes that are initialized, and until those that surge have successors that are ready; then
+//! its sources are deleted. Before that it is rolled back when a pod has no room and none is found, when something protects a source now, and when it is given up.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -10,10 +10,13 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::api::{NodeClaim, conditions};
-use crate::decisions::disruption::blockers::{Blocker, budget_block, evicts_protected_pods, replacement_protection};
+use crate::decisions::disruption::blockers::{
+    Blocker, evicts_protected_pods, replacement_protection, surging_budget_block,
+};
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::move_record::MoveRecord;
 use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::disruption::surge::{Surging, Wanted, wanted};
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
@@ -34,6 +37,8 @@ pub enum Step {
     Wait,
     /// Find room for the pods of its sources that have none: bound since it was decided, or their target is gone.
     Reserve,
+    /// These pods leave their ReplicaSets, which create their successors: the room of all pods is ready.
+    Surge(Vec<Surging>),
     /// Delete these claims: their pods have room elsewhere.
     Depart(Vec<Arc<NodeClaim>>),
     /// Undo it, for this reason. Sources that are deleted already stay so.
@@ -161,21 +166,29 @@ fn step(state: &ClusterState, room: &Room<'_>, one: &Progress, now: UnixMillis) 
             .filter(|pod| !record.unheld.contains(pod))
             .collect();
         is_without_room |= moving.iter().any(|pod| !room.held.contains(&**pod));
-        let may_drain = evicts_protected_pods(claim, one.reason) || budget_block(state, &name).is_none();
+        let may_drain = evicts_protected_pods(claim, one.reason) || surging_budget_block(state, &name).is_none();
         if may_drain && moving.iter().all(|pod| room.ready.contains(&**pod)) {
             ready.push(Arc::clone(claim));
         }
     }
     let has_begun = record.sources.iter().any(|name| state.claims.get(name).is_none_or(|claim| claim.is_deleting()));
     let may_depart = has_begun || ready.len() == one.sources.len();
-    if !ready.is_empty() && may_depart && !is_without_room {
-        Step::Depart(ready)
-    } else if record.give_up <= now {
-        Step::RollBack("its pods found no other node in time".to_owned())
-    } else if is_without_room {
-        Step::Reserve
-    } else {
-        Step::Wait
+    let next = if ready.is_empty() || !may_depart || is_without_room { None } else { departure(state, ready) };
+    match next {
+        Some(Step::Depart(ready)) => Step::Depart(ready),
+        _ if record.give_up <= now => Step::RollBack("its pods found no other node in time".to_owned()),
+        Some(next) => next,
+        None if is_without_room => Step::Reserve,
+        None => Step::Wait,
+    }
+}
+
+/// The next step when the pods of these sources may leave; `None` while successors of pods that surge are not ready.
+fn departure(state: &ClusterState, sources: Vec<Arc<NodeClaim>>) -> Option<Step> {
+    match wanted(state, sources.iter().map(|claim| &**claim)) {
+        Wanted::Leave(pods) => Some(Step::Surge(pods)),
+        Wanted::Successors => None,
+        Wanted::Nothing => Some(Step::Depart(sources)),
     }
 }
 
@@ -189,14 +202,14 @@ fn replacement_step(state: &ClusterState, one: &Progress, replacement: &str, now
     }
     let is_refused = |claim: &Arc<NodeClaim>| {
         let node = state.node_of(claim).filter(|_| !evicts_protected_pods(claim, one.reason));
-        node.is_some_and(|node| budget_block(state, &node.name_any()).is_some())
+        node.is_some_and(|node| surging_budget_block(state, &node.name_any()).is_some())
     };
-    if replacement.has_condition(conditions::INITIALIZED) && !one.sources.iter().any(is_refused) {
-        Step::Depart(one.sources.clone())
-    } else if one.record.give_up <= now {
-        Step::RollBack("its replacement was not ready in time".to_owned())
-    } else {
-        Step::Wait
+    let may_depart = replacement.has_condition(conditions::INITIALIZED) && !one.sources.iter().any(is_refused);
+    match may_depart.then(|| departure(state, one.sources.clone())).flatten() {
+        Some(Step::Depart(sources)) => Step::Depart(sources),
+        _ if one.record.give_up <= now => Step::RollBack("its replacement was not ready in time".to_owned()),
+        Some(next) => next,
+        None => Step::Wait,
     }
 }
 

@@ -58,6 +58,10 @@ impl Refusal {
         Self::new(422, "Invalid", message)
     }
 
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(403, "Forbidden", message)
+    }
+
     /// The server sheds load.
     pub fn too_many_requests(retry_after: u64) -> Self {
         Self { retry_after: Some(retry_after), ..Self::new(429, "TooManyRequests", "too many requests") }

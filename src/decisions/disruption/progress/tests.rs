@@ -70,6 +70,9 @@ fn step_of(state: &ClusterState, now: UnixMillis) -> String {
         None => "no move".into(),
         Some(Step::Wait) => "wait".into(),
         Some(Step::Reserve) => "reserve".into(),
+        Some(Step::Surge(pods)) => {
+            format!("surge {}", pods.iter().map(|one| &*one.pod.name).collect::<Vec<_>>().join(" "))
+        }
         Some(Step::Depart(claims)) => {
             format!("depart {}", claims.iter().map(|claim| claim.name_any()).collect::<Vec<_>>().join(" "))
         }
@@ -321,4 +324,65 @@ fn a_node_of_a_static_pool_departs_when_its_replacement_is_initialized() {
             assert!(matches!(step(&state), Step::RollBack(why) if why.contains("do-not-disrupt")));
         }
     }
+}
+
+/// A pod that surges, as it was at first, or after it `left` its ReplicaSet.
+fn put_surging(state: &mut ClusterState, left: bool) {
+    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
+    let mut meta = json!({"labels": {"app": "a"}, "annotations": {(labels::SURGE): "true"}});
+    if left {
+        let surged = json!({"replica_set": "r", "uid": "r", "hash": "7d", "at_ms": NOW.0});
+        meta["annotations"][labels::SURGED] = json!(surged.to_string());
+    } else {
+        meta["labels"][labels::POD_TEMPLATE_HASH] = json!("7d");
+        meta["ownerReferences"] = json!([owner]);
+    }
+    state.apply_pod(&objects::pod("on-a", &json!({"metadata": meta, "spec": {"nodeName": "a"}})), UnixMillis(1));
+}
+
+/// Its successor, created after it left.
+fn put_successor(state: &mut ClusterState, node: Option<&str>, ready: &str) {
+    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
+    let meta =
+        json!({"labels": {"app": "a"}, "ownerReferences": [owner], "creationTimestamp": (NOW + MINUTE).rfc3339()});
+    let status = json!({"conditions": [{"type": "Ready", "status": ready}]});
+    let pod = json!({"metadata": meta, "spec": {"nodeName": node}, "status": status});
+    state.apply_pod(&objects::pod("next", &pod), UnixMillis(1));
+}
+
+#[test]
+fn a_pod_that_surges_leaves_its_replica_set_when_all_places_are_ready_and_its_node_when_its_successor_is() {
+    let mut state = state();
+    put_surging(&mut state, false);
+    // Its budget allows no disruption before its successor is ready; those of other pods count.
+    let budget = |selector: &Value, allowed: i64| {
+        objects::pod_budget(
+            "b",
+            &json!({"spec": {"selector": {"matchLabels": selector}}, "status": {"disruptionsAllowed": allowed}}),
+        )
+    };
+    let (own, late) = (json!({labels::POD_TEMPLATE_HASH: "7d"}), NOW + MINUTE * 5);
+    state.pod_budgets.apply(&budget(&own, 0));
+    put_node(&mut state, "new", &room(&["on-b"], NOW + MINUTE * 5), false);
+    assert_eq!(step_of(&state, NOW), "wait", "the place of the other pod is not ready");
+    put_node(&mut state, "new", &room(&["on-b"], NOW + MINUTE * 5), true);
+    assert_eq!(step_of(&state, NOW), "surge on-a");
+    assert_eq!(step_of(&state, late), "roll back: its pods found no other node in time");
+    state.pod_budgets.apply(&budget(&json!({"app": "a"}), 0));
+    assert_eq!(step_of(&state, NOW), "wait", "a budget keeps the other pod");
+    state.pod_budgets.apply(&budget(&own, 0));
+    // It left: its room is its successor's, and nothing is bought for it.
+    put_surging(&mut state, true);
+    assert_eq!(step_of(&state, NOW), "wait");
+    let held = |state: &ClusterState| resolve(state, NOW).by_claim["old"].first().map(|hold| hold.pod.clone());
+    assert_eq!((held(&state), demand(&state, &resolve(&state, NOW)).displaced.len()), (Some(None), 0));
+    put_successor(&mut state, None, "False");
+    assert_eq!((step_of(&state, NOW).as_str(), held(&state)), ("wait", Some(Some("n/next".into()))));
+    put_successor(&mut state, Some("old"), "False");
+    assert_eq!(step_of(&state, NOW), "wait");
+    assert_eq!(step_of(&state, late), "roll back: its pods found no other node in time");
+    put_successor(&mut state, Some("old"), "True");
+    assert_eq!(step_of(&state, NOW), "depart a b");
+    state.pod_budgets.apply(&budget(&json!({"app": "a"}), 0));
+    assert_eq!(step_of(&state, NOW), "wait", "its budget has not counted the successor yet");
 }
