@@ -52,7 +52,7 @@ def pod(name, **spec):
 
 # The ReplicaSet of a pod that surges, and the pod's annotation after it left.
 REPLICA_SET = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-7d", "uid": "rs", "controller": True}
-SURGED = {"stowage.dev/surged": '{"replica_set": "web-7d", "uid": "rs", "hash": "7d", "at_ms": 1}'}
+SURGED = {"stowage.dev/surged": '{"replica_set": "web-7d", "uid": "rs", "hash": "7d", "ready": 1}'}
 LEAVES = {"metadata": {"labels": {"pod-template-hash": None}, "annotations": SURGED}}
 RETURNS = {"metadata": {"labels": {"pod-template-hash": "7d"}, "annotations": {"stowage.dev/surged": None}, "ownerReferences": [REPLICA_SET]}}
 ONLY_NOMINATE = "with settings.placement=nominate only"

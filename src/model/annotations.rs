@@ -155,7 +155,8 @@ pub const ENTRIES: &[Entry] = &[
         labels::SURGED,
         "Pod",
         STOWAGE,
-        "such a pod has left its ReplicaSet (`replica_set`, `uid`) at this time (`at_ms`); with the label `pod-template-hash` (`hash`) it goes back",
+        "such a pod has left its ReplicaSet (`replica_set`, `uid`), of which so many pods were ready (`ready`, itself included); with the label \
+         `pod-template-hash` (`hash`) it goes back",
     ),
     entry(
         Form::Annotation,

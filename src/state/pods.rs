@@ -214,12 +214,12 @@ impl PodRecord {
 
     /// Whether the pod left its ReplicaSet, which creates its successor.
     pub fn has_surged(&self) -> bool {
-        self.surge.as_ref().is_some_and(|surge| surge.at.is_some())
+        self.surge.as_ref().is_some_and(|surge| surge.ready.is_some())
     }
 
     /// Whether the pod leaves its ReplicaSet before it is evicted.
     pub fn will_surge(&self) -> bool {
-        self.surge.as_ref().is_some_and(|surge| surge.at.is_none())
+        self.surge.as_ref().is_some_and(|surge| surge.ready.is_none())
     }
 
     /// Whether the pod is deleting and its controller creates it again under the same name (StatefulSet): its node is not empty

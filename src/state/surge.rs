@@ -4,7 +4,6 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
 use crate::model::labels;
-use crate::model::time::UnixMillis;
 
 /// A pod of a ReplicaSet that surges. When it leaves the ReplicaSet, this becomes its annotation [`labels::SURGED`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,9 +13,8 @@ pub struct Surge {
     pub uid: String,
     /// The value of the label [`labels::POD_TEMPLATE_HASH`]: without it, the pod does not belong to the ReplicaSet.
     pub hash: String,
-    /// When it left.
-    #[serde(rename = "at_ms")]
-    pub at: Option<UnixMillis>,
+    /// How many pods of the ReplicaSet were ready when it left, itself included; `None` before. A number and no time: clocks differ.
+    pub ready: Option<usize>,
 }
 
 impl Surge {
@@ -26,12 +24,12 @@ impl Surge {
         let annotation = |key: &str| meta.annotations.as_ref()?.get(key);
         let hash = meta.labels.as_ref().and_then(|labels| labels.get(labels::POD_TEMPLATE_HASH));
         if let Some(text) = annotation(labels::SURGED) {
-            return serde_json::from_str(text).ok().filter(|surge: &Self| surge.at.is_some() && hash.is_none());
+            return serde_json::from_str(text).ok().filter(|surge: &Self| surge.ready.is_some() && hash.is_none());
         }
         let owner = meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))?;
         let is_wanted = annotation(labels::SURGE).is_some_and(|value| value == "true") && owner.kind == "ReplicaSet";
         let hash = hash.filter(|_| is_wanted)?.clone();
-        Some(Self { replica_set: owner.name.clone(), uid: owner.uid.clone(), hash, at: None })
+        Some(Self { replica_set: owner.name.clone(), uid: owner.uid.clone(), hash, ready: None })
     }
 }
 
@@ -47,8 +45,8 @@ mod tests {
         let of_kind = |kind: &str| json!([{"apiVersion": "apps/v1", "kind": kind, "name": "web-7d", "uid": "rs", "controller": true}]);
         let asked = json!({(labels::SURGE): "true"});
         let hash = json!({(labels::POD_TEMPLATE_HASH): "7d"});
-        let left = r#"{"replica_set": "web-7d", "uid": "rs", "hash": "7d", "at_ms": 5}"#;
-        let surge = |at| Some(Surge { replica_set: "web-7d".into(), uid: "rs".into(), hash: "7d".into(), at });
+        let left = r#"{"replica_set": "web-7d", "uid": "rs", "hash": "7d", "ready": 5}"#;
+        let surge = |ready| Some(Surge { replica_set: "web-7d".into(), uid: "rs".into(), hash: "7d".into(), ready });
         for (case, annotations, labels, owners, expected) in [
             ("asked", asked.clone(), hash.clone(), of_kind("ReplicaSet"), surge(None)),
             ("not asked", json!({}), hash.clone(), of_kind("ReplicaSet"), None),
@@ -56,10 +54,16 @@ mod tests {
             ("of a StatefulSet", asked.clone(), hash.clone(), of_kind("StatefulSet"), None),
             ("of a ReplicaSet without a Deployment", asked.clone(), json!({}), of_kind("ReplicaSet"), None),
             ("without a controller", asked, hash.clone(), json!([]), None),
-            ("it left", json!({(labels::SURGED): left}), json!({}), json!([]), surge(Some(UnixMillis(5)))),
+            ("it left", json!({(labels::SURGED): left}), json!({}), json!([]), surge(Some(5))),
             ("it is back", json!({(labels::SURGED): left}), hash, json!([]), None),
             ("not understood", json!({(labels::SURGED): "yes"}), json!({}), json!([]), None),
-            ("when is not known", json!({(labels::SURGED): left.replace('5', "null")}), json!({}), json!([]), None),
+            (
+                "how many were ready is not known",
+                json!({(labels::SURGED): left.replace('5', "null")}),
+                json!({}),
+                json!([]),
+                None,
+            ),
         ] {
             let meta: Value = json!({"annotations": annotations, "labels": labels, "ownerReferences": owners});
             assert_eq!(Surge::of(&objects::pod("a", &json!({"metadata": meta}))), expected, "{case}");

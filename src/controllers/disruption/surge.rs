@@ -12,7 +12,6 @@ use crate::controllers::context::{Context, is_conflict, is_not_found, pod_refere
 use crate::decisions::disruption::surge::{Surging, to_return};
 use crate::decisions::staleness::Removal;
 use crate::model::{events, labels};
-use crate::state::surge::Surge;
 
 /// Concurrent writes.
 const CONCURRENCY: usize = 16;
@@ -63,14 +62,13 @@ fn is_changed(error: &kube::Error) -> bool {
 }
 
 async fn release_one(ctx: &Context, Surging { pod, surge }: &Surging) -> Result<(), kube::Error> {
-    let left = Surge { at: Some(clock::now()), ..surge.clone() };
-    // The label is tested, so that a pod which left before keeps the time when it did.
+    // The label is tested, so that a pod which left before keeps what was recorded then.
     let label = format!("/metadata/labels/{}", labels::POD_TEMPLATE_HASH);
     let operations = json!([
         {"op": "test", "path": "/metadata/uid", "value": &pod.uid},
         {"op": "test", "path": label, "value": &surge.hash},
         {"op": "remove", "path": label},
-        {"op": "add", "path": format!("/metadata/annotations/{}", labels::SURGED.replace('/', "~1")), "value": json!(left).to_string()},
+        {"op": "add", "path": format!("/metadata/annotations/{}", labels::SURGED.replace('/', "~1")), "value": json!(surge).to_string()},
     ]);
     let patch = serde_json::from_value(operations).map_err(kube::Error::SerdeError)?;
     write(ctx, &pod.namespace, &pod.name, &Patch::<()>::Json(patch)).await

@@ -8,7 +8,6 @@ use kube::ResourceExt;
 
 use crate::api::NodeClaim;
 use crate::decisions::pod_ref::PodRef;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::pods::PodRecord;
 use crate::state::surge::Surge;
@@ -18,6 +17,7 @@ use crate::state::tables::ClusterState;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Surging {
     pub pod: PodRef,
+    /// Its annotation while it is away.
     pub surge: Surge,
 }
 
@@ -36,7 +36,7 @@ pub fn wanted<'c>(state: &ClusterState, claims: impl IntoIterator<Item = &'c Nod
     let nodes = claims.into_iter().filter_map(|claim| state.node_of(claim)).map(|node| node.name_any());
     let nodes: Vec<String> = nodes.collect();
     let pods = || nodes.iter().flat_map(|node| state.pods_on(node));
-    let leave: Vec<Surging> = pods().filter(|pod| pod.reschedulable()).filter_map(|pod| surging(pod, false)).collect();
+    let leave: Vec<Surging> = pods().filter(|pod| pod.reschedulable()).filter_map(|pod| leaving(state, pod)).collect();
     if !leave.is_empty() {
         return Wanted::Leave(leave);
     }
@@ -55,12 +55,20 @@ pub fn to_return(state: &ClusterState) -> Vec<Surging> {
         is_left(pod) && claim.is_some_and(|claim| !claim.is_leaving())
     };
     let pods = state.surged.iter().filter_map(|key| state.pods.get(key));
-    pods.filter(stays).filter_map(|pod| surging(pod, true)).collect()
+    let surging = |pod: &PodRecord| Some(Surging { pod: PodRef::of(pod), surge: pod.surge.as_deref()?.clone() });
+    pods.filter(stays).filter_map(surging).collect()
 }
 
-fn surging(pod: &PodRecord, has_left: bool) -> Option<Surging> {
-    let surge = pod.surge.as_deref().filter(|surge| surge.at.is_some() == has_left)?;
-    Some(Surging { pod: PodRef::of(pod), surge: surge.clone() })
+fn leaving(state: &ClusterState, pod: &PodRecord) -> Option<Surging> {
+    let surge = pod.surge.as_deref().filter(|_| pod.will_surge())?;
+    let ready = Some(ready_pods(state, &pod.namespace, &surge.uid));
+    Some(Surging { pod: PodRef::of(pod), surge: Surge { ready, ..surge.clone() } })
+}
+
+/// How many pods that belong to a ReplicaSet are ready.
+fn ready_pods(state: &ClusterState, namespace: &str, uid: &str) -> usize {
+    let belongs = |pod: &&PodRecord| pod.namespace == namespace && !pod.has_surged();
+    state.pods_of(uid).filter(belongs).filter(|pod| pod.ready && pod.active() && pod.deleted_at.is_none()).count()
 }
 
 /// Whether the pod left its ReplicaSet and still runs.
@@ -68,26 +76,15 @@ fn is_left(pod: &PodRecord) -> bool {
     pod.has_surged() && pod.active() && pod.deleted_at.is_none()
 }
 
-/// Whether as many pods of its ReplicaSet are ready that were created since a pod left it as pods have left it in all, and none of the new ones is not
-/// ready: they may be the successors of others.
+/// Whether as many pods of its ReplicaSet are ready as there were when it left, and when others left that still run: nothing says which successor is
+/// whose.
 fn has_ready_successor(state: &ClusterState, pod: &PodRecord) -> bool {
     let Some(surge) = pod.surge.as_deref() else { return true };
-    let is_sibling = |other: &&PodRecord| {
-        let of_same = other.surge.as_deref().is_some_and(|other| other.uid == surge.uid);
-        of_same && other.namespace == pod.namespace && is_left(other)
-    };
-    let left = || state.surged.iter().filter_map(|key| state.pods.get(key)).filter(is_sibling);
-    let since = left().filter_map(|pod| pod.surge.as_ref()?.at).min().unwrap_or(UnixMillis::MIN).whole_seconds();
-    let is_new = |other: &&PodRecord| {
-        let created = other.entry.as_ref().map_or(UnixMillis::MIN, |entry| entry.created_at);
-        other.namespace == pod.namespace
-            && other.active()
-            && other.deleted_at.is_none()
-            && !other.has_surged()
-            && created >= since
-    };
-    let new = || state.pods_of(&surge.uid).filter(is_new);
-    new().count() >= left().count() && new().all(|successor| successor.node.is_some() && successor.ready)
+    let others = state.surged.iter().filter_map(|key| state.pods.get(key));
+    let left = others.filter(|other| other.namespace == pod.namespace && is_left(other));
+    let of_same = left.filter_map(|other| other.surge.as_deref()).filter(|other| other.uid == surge.uid);
+    let before = of_same.filter_map(|other| other.ready).max().unwrap_or(0);
+    ready_pods(state, &pod.namespace, &surge.uid) >= before
 }
 
 #[cfg(test)]

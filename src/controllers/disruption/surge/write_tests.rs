@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::decisions::pod_ref::PodRef;
-use crate::model::time::UnixMillis;
+use crate::state::surge::Surge;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
@@ -21,7 +21,7 @@ fn setup(left: bool) -> World {
     let mut meta =
         json!({"labels": {"app": "web"}, "annotations": {(labels::SURGE): "true"}, "ownerReferences": [other]});
     if left {
-        meta["annotations"][labels::SURGED] = json!(json!(surge(Some(5_000))).to_string());
+        meta["annotations"][labels::SURGED] = json!(json!(surge(Some(1))).to_string());
     } else {
         meta["labels"][labels::POD_TEMPLATE_HASH] = json!("7d");
         meta["ownerReferences"] = json!([other, owner]);
@@ -30,8 +30,8 @@ fn setup(left: bool) -> World {
     World { watched: true, ..World::new(api) }
 }
 
-fn surge(at: Option<i64>) -> Surge {
-    Surge { replica_set: "web-7d".into(), uid: "rs".into(), hash: "7d".into(), at: at.map(UnixMillis) }
+fn surge(ready: Option<usize>) -> Surge {
+    Surge { replica_set: "web-7d".into(), uid: "rs".into(), hash: "7d".into(), ready }
 }
 
 fn stored(world: &World) -> Value {
@@ -42,7 +42,7 @@ async fn released(ctx: Arc<Context>) -> String {
     let pods: Vec<Surging> = {
         let state = ctx.cluster.read();
         let pods = state.pods.values().filter(|pod| pod.will_surge());
-        pods.map(|pod| Surging { pod: PodRef::of(pod), surge: surge(None) }).collect()
+        pods.map(|pod| Surging { pod: PodRef::of(pod), surge: surge(Some(1)) }).collect()
     };
     match release(&ctx, &pods).await {
         Ok(()) => "ok".into(),
@@ -58,7 +58,7 @@ async fn brought_back(ctx: Arc<Context>) -> String {
 async fn a_pod_leaves_its_replica_set_under_every_failure() {
     insta::assert_snapshot!(transcript(|| setup(false), released).await, @r#"
     undisturbed: ok
-      PATCH pods/n/web-1 [{"op":"test","path":"/metadata/uid","value":"uid-web-1"},{"op":"test","path":"/metadata/labels/pod-template-hash","value":"7d"},{"op":"remove","path":"/metadata/labels/pod-template-hash"},{"op":"add","path":"/metadata/annotations/stowage.dev~1surged","value":"{\"at_ms\":MILLIS,\"hash\":\"7d\",\"replica_set\":\"web-7d\",\"uid\":\"rs\"}"}]
+      PATCH pods/n/web-1 [{"op":"test","path":"/metadata/uid","value":"uid-web-1"},{"op":"test","path":"/metadata/labels/pod-template-hash","value":"7d"},{"op":"remove","path":"/metadata/labels/pod-template-hash"},{"op":"add","path":"/metadata/annotations/stowage.dev~1surged","value":"{\"hash\":\"7d\",\"ready\":1,\"replica_set\":\"web-7d\",\"uid\":\"rs\"}"}]
       event Normal Surged on Pod/web-1: the pod leaves its ReplicaSet, and its node when its successor is ready
       changes pods/n/web-1 (metadata.annotations metadata.labels)
     again: ok, no write, as undisturbed
@@ -77,8 +77,7 @@ async fn a_pod_leaves_its_replica_set_under_every_failure() {
     let meta = stored(&world);
     assert_eq!(meta["labels"], json!({"app": "web"}));
     let left: Surge = serde_json::from_str(meta["annotations"][labels::SURGED].as_str().unwrap()).unwrap();
-    assert_eq!(Surge { at: None, ..left.clone() }, surge(None));
-    assert!(left.at.is_some());
+    assert_eq!(left, surge(Some(1)));
 }
 
 #[tokio::test]
@@ -125,7 +124,7 @@ async fn a_pod_that_may_not_be_written_ends_the_surge_and_is_brought_back_later(
 
 /// The watch lags behind: a new leader does not know that the pod left.
 #[tokio::test]
-async fn a_pod_that_left_before_keeps_the_time() {
+async fn a_pod_that_left_before_keeps_what_was_recorded_then() {
     let world = World { watched: false, ..setup(false) };
     let (first, second) = (world.context(), world.context());
     assert_eq!(released(first).await, "ok");

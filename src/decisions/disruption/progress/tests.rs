@@ -331,7 +331,7 @@ fn put_surging(state: &mut ClusterState, left: bool) {
     let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
     let mut meta = json!({"labels": {"app": "a"}, "annotations": {(labels::SURGE): "true"}});
     if left {
-        let surged = json!({"replica_set": "r", "uid": "r", "hash": "7d", "at_ms": NOW.0});
+        let surged = json!({"replica_set": "r", "uid": "r", "hash": "7d", "ready": 1});
         meta["annotations"][labels::SURGED] = json!(surged.to_string());
     } else {
         meta["labels"][labels::POD_TEMPLATE_HASH] = json!("7d");
@@ -340,11 +340,10 @@ fn put_surging(state: &mut ClusterState, left: bool) {
     state.apply_pod(&objects::pod("on-a", &json!({"metadata": meta, "spec": {"nodeName": "a"}})), UnixMillis(1));
 }
 
-/// Its successor, created after it left.
+/// Its successor.
 fn put_successor(state: &mut ClusterState, node: Option<&str>, ready: &str) {
     let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
-    let meta =
-        json!({"labels": {"app": "a"}, "ownerReferences": [owner], "creationTimestamp": (NOW + MINUTE).rfc3339()});
+    let meta = json!({"labels": {"app": "a"}, "ownerReferences": [owner]});
     let status = json!({"conditions": [{"type": "Ready", "status": ready}]});
     let pod = json!({"metadata": meta, "spec": {"nodeName": node}, "status": status});
     state.apply_pod(&objects::pod("next", &pod), UnixMillis(1));

@@ -2,6 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::model::labels;
+use crate::model::time::UnixMillis;
 use crate::test_support::objects;
 
 /// A node of the same name as its claim, with these annotations.
@@ -11,19 +12,18 @@ fn put_node(state: &mut ClusterState, name: &str, annotations: &Value) {
     state.apply_node(objects::node(name, &json!({"spec": {"providerID": format!("aws:///z/{name}")}})));
 }
 
-/// A pod of the ReplicaSet `web-7d` that surges, created at this second; it left the ReplicaSet at the second `left`.
-fn put(state: &mut ClusterState, name: &str, node: &str, created: i64, left: Option<i64>, is_ready: bool) {
+/// A pod of the ReplicaSet `web-7d` that surges; it left the ReplicaSet when so many of its pods were ready.
+fn put(state: &mut ClusterState, name: &str, node: &str, left: Option<usize>, is_ready: bool) {
     let owner =
         json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-7d", "uid": "rs", "controller": true}]);
-    let mut meta = json!({"creationTimestamp": UnixMillis(created * 1_000).rfc3339(),
-        "annotations": {(labels::SURGE): "true"}});
+    let mut meta = json!({"annotations": {(labels::SURGE): "true"}});
     match left {
         None => {
             meta["labels"] = json!({(labels::POD_TEMPLATE_HASH): "7d"});
             meta["ownerReferences"] = owner;
         }
-        Some(at) => {
-            let surged = json!({"replica_set": "web-7d", "uid": "rs", "hash": "7d", "at_ms": at * 1_000});
+        Some(ready) => {
+            let surged = json!({"replica_set": "web-7d", "uid": "rs", "hash": "7d", "ready": ready});
             meta["annotations"][labels::SURGED] = json!(surged.to_string());
         }
     }
@@ -36,42 +36,51 @@ fn leaving() -> Value {
     json!({(labels::DISRUPTING): "Drifted/"})
 }
 
+/// What the node `a` waits for: each pod that leaves, with the number that is recorded.
 fn found(state: &ClusterState) -> String {
+    let leaves = |one: &Surging| format!("{} of {}", one.pod.name, one.surge.ready.unwrap());
     match wanted(state, [&*state.claims["a"]]) {
-        Wanted::Leave(pods) => {
-            format!("leave {}", pods.iter().map(|one| &*one.pod.name).collect::<Vec<_>>().join(" "))
-        }
+        Wanted::Leave(pods) => format!("leave: {}", pods.iter().map(leaves).collect::<Vec<_>>().join(", ")),
         Wanted::Successors => "successors".into(),
         Wanted::Nothing => "nothing".into(),
     }
 }
 
 #[test]
-fn pods_leave_and_wait_until_as_many_successors_are_ready() {
+fn pods_leave_and_wait_until_as_many_pods_are_ready_as_before() {
     type Change = fn(&mut ClusterState);
-    let old: Change = |state| put(state, "old", "a", 1, None, true);
-    let left: Change = |state| put(state, "old", "a", 1, Some(100), true);
-    let second: Change = |state| put(state, "second", "a", 1, Some(101), true);
-    let elsewhere: Change = |state| put(state, "elsewhere", "b", 1, Some(90), true);
-    let earlier: Change = |state| put(state, "earlier", "b", 99, None, true);
-    let new: Change = |state| put(state, "new", "b", 100, None, true);
-    let newer: Change = |state| put(state, "newer", "b", 101, None, true);
-    let starts: Change = |state| put(state, "new", "b", 100, None, false);
-    let unbound: Change = |state| put(state, "newer", "", 101, None, true);
+    let old: Change = |state| put(state, "old", "a", None, true);
+    let unready: Change = |state| put(state, "unready", "a", None, false);
+    let left: Change = |state| put(state, "old", "a", Some(2), true);
+    let second: Change = |state| put(state, "second", "a", Some(2), true);
+    let elsewhere: Change = |state| put(state, "elsewhere", "b", Some(3), true);
+    let sibling: Change = |state| put(state, "sibling", "b", None, true);
+    let starts: Change = |state| put(state, "new", "b", None, false);
+    let new: Change = |state| put(state, "new", "b", None, true);
+    let newer: Change = |state| put(state, "newer", "b", None, true);
     let plain: Change = |state| state.apply_pod(&objects::pod("x", &json!({"spec": {"nodeName": "a"}})), UnixMillis(1));
+    let other: Change = |state| {
+        let owner =
+            json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "o", "uid": "o", "controller": true}]);
+        let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+        let pod = json!({"metadata": {"ownerReferences": owner}, "spec": {"nodeName": "b"}, "status": ready});
+        state.apply_pod(&objects::pod("other", &pod), UnixMillis(1));
+    };
     for (case, changes, expected) in [
         ("no pod", vec![], "nothing"),
         ("none surges", vec![plain], "nothing"),
-        ("it leaves", vec![old, plain], "leave old"),
-        ("it left", vec![left], "successors"),
-        ("its sibling is older", vec![left, earlier], "successors"),
-        ("its successor starts", vec![left, starts], "successors"),
-        ("its successor is ready", vec![left, new], "nothing"),
-        ("two left, one successor is ready", vec![left, second, new], "successors"),
-        ("two left, one successor has no node", vec![left, second, new, unbound], "successors"),
+        ("it leaves", vec![old, plain, sibling], "leave: old of 2"),
+        ("it is not ready", vec![unready, sibling, other], "leave: unready of 1"),
+        ("two leave", vec![old, unready, sibling], "leave: old of 2, unready of 2"),
+        ("one leaves while another is away", vec![old, elsewhere, sibling], "leave: old of 2"),
+        ("it left", vec![left, sibling], "successors"),
+        ("its successor starts", vec![left, sibling, starts], "successors"),
+        ("a pod of another ReplicaSet is ready", vec![left, sibling, starts, other], "successors"),
+        ("its successor is ready", vec![left, sibling, new], "nothing"),
+        ("two left, one successor is ready", vec![left, second, starts, newer], "successors"),
         ("two left, both successors are ready", vec![left, second, new, newer], "nothing"),
-        ("one left another node, one successor is ready", vec![left, elsewhere, new], "successors"),
-        ("one left another node, both are ready", vec![left, elsewhere, new, newer], "nothing"),
+        ("one left another node before", vec![left, elsewhere, sibling, new], "successors"),
+        ("one left another node before, both are ready", vec![left, elsewhere, sibling, new, newer], "nothing"),
     ] {
         let mut state = ClusterState::default();
         put_node(&mut state, "a", &leaving());
@@ -96,15 +105,15 @@ fn pods_go_back_where_their_node_stays() {
             let meta = json!({"annotations": annotations, "deletionTimestamp": at, "finalizers": ["f"]});
             state.apply_claim(objects::claim("a", &json!({"metadata": meta, "status": objects::launched("a", &[])})));
         }
-        put(&mut state, "old", "a", 1, Some(100), true);
-        put(&mut state, "other", "a", 1, None, true);
+        put(&mut state, "old", "a", Some(1), true);
+        put(&mut state, "other", "a", None, true);
         assert_eq!(to_return(&state).len(), expected, "{case}");
         // It is back.
-        put(&mut state, "old", "a", 1, None, true);
+        put(&mut state, "old", "a", None, true);
         assert_eq!(to_return(&state).len(), 0, "{case}");
     }
     let mut state = ClusterState::default();
-    put(&mut state, "old", "gone", 1, Some(100), true);
+    put(&mut state, "old", "gone", Some(1), true);
     assert_eq!(to_return(&state), [], "its node is gone");
     state.delete_pod("n/old", UnixMillis(2));
     assert!(state.surged.is_empty());
