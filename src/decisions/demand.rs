@@ -1,6 +1,7 @@
 //! Which pods need a node, and which NodePools may launch one.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
@@ -8,6 +9,7 @@ use kube::ResourceExt;
 use crate::api::{NodeClaim, NodePool, conditions};
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::model::labels;
+use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::ObjectExt;
 use crate::state::plan_record::Holds;
@@ -26,8 +28,8 @@ pub fn may_launch(pool: &NodePool) -> bool {
 const UNATTEMPTED_PERIOD: Duration = Duration::from_secs(30);
 
 /// Pods that need a node.
-pub fn demand(state: &ClusterState, holds: &Holds) -> Demand {
-    Demand { pending: pending(state, holds), displaced: displaced(state, holds) }
+pub fn demand(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Demand {
+    Demand { pending: pending(state, holds, now), displaced: displaced(state, holds) }
 }
 
 /// New pods without a hold that the scheduler has not attempted yet: they are about to need room.
@@ -35,6 +37,9 @@ pub fn unattempted(state: &ClusterState, holds: &Holds, now: UnixMillis) -> BTre
     let is_new = |pod: &&PodRecord| {
         pod.scheduling == Scheduling::Unattempted
             && !pod.daemon
+            && !pod.mirror
+            && !pod.terminal
+            && pod.deleted_at.is_none()
             && pod.entry.is_ok()
             && !pod.first_seen.is_older_than(UNATTEMPTED_PERIOD, now)
             && state.is_scheduled(pod)
@@ -48,7 +53,19 @@ pub fn moved_pods(holds: &Holds) -> HashSet<&str> {
     holds.by_claim.values().flatten().filter(|hold| hold.owner.is_some()).map(|hold| &*hold.original).collect()
 }
 
-fn pending(state: &ClusterState, holds: &Holds) -> BTreeSet<String> {
+/// Pods that the scheduler rejected, and those of the same classes that it has not attempted yet: it would reject them, too, one after the other.
+fn pending(state: &ClusterState, holds: &Holds, now: UnixMillis) -> BTreeSet<String> {
+    let mut out = rejected(state, holds);
+    let class = |key: &String| Some(Arc::as_ptr(&state.pods.get(key)?.entry.as_ref().ok()?.class));
+    let classes: HashSet<*const PodClass> = out.iter().filter_map(class).collect();
+    if !classes.is_empty() {
+        let siblings = unattempted(state, holds, now).into_iter();
+        out.extend(siblings.filter(|key| class(key).is_some_and(|class| classes.contains(&class))));
+    }
+    out
+}
+
+fn rejected(state: &ClusterState, holds: &Holds) -> BTreeSet<String> {
     let mut planned: HashMap<&str, BTreeSet<&String>> = HashMap::new();
     let mut out = BTreeSet::new();
     for key in &state.unbound {
@@ -144,10 +161,35 @@ mod tests {
                 "running",
                 &json!({"metadata": {"deletionTimestamp": deletion}, "spec": {"nodeName": "x"}}),
             );
-            let demand = demand(&state, &Holds::default());
+            let demand = demand(&state, &Holds::default(), UnixMillis(1));
             assert_eq!(demand.pending.contains("n/a"), pending, "{case}");
             assert!(demand.displaced.is_empty(), "{case}");
         }
+    }
+
+    #[test]
+    fn pods_that_no_scheduler_has_attempted_join_those_of_their_class_that_were_rejected() {
+        let of_cpu = |cpu: &str, status: &Value| {
+            let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
+            json!({"spec": {"containers": [container]}, "status": status["status"]})
+        };
+        let pending = |state: &ClusterState, holds: &Holds, at: i64| {
+            demand(state, holds, UnixMillis(at)).pending.into_iter().collect::<Vec<_>>().join(" ")
+        };
+        let (mut state, none) = (ClusterState::default(), Holds::default());
+        put(&mut state, "sibling", &of_cpu("1", &json!({})));
+        put(&mut state, "other", &of_cpu("2", &json!({})));
+        assert_eq!(pending(&state, &none, 1), "", "none was rejected");
+        put(&mut state, "a", &of_cpu("1", &rejected(None)));
+        assert_eq!(pending(&state, &none, 1), "n/a n/sibling");
+        assert_eq!(pending(&state, &none, 30_001), "n/a", "not attempted for thirty seconds");
+        let held = |pod: &str| Holds { by_pod: [(format!("n/{pod}"), "c".to_owned())].into(), ..Holds::default() };
+        assert_eq!(pending(&state, &held("sibling"), 1), "n/a");
+        assert_eq!(pending(&state, &held("a"), 1), "", "the next one may fit");
+        let mut gated = of_cpu("1", &json!({}));
+        gated["spec"]["schedulingGates"] = json!([{"name": "g"}]);
+        put(&mut state, "sibling", &gated);
+        assert_eq!(pending(&state, &none, 1), "n/a", "it has a gate");
     }
 
     #[test]
@@ -155,7 +197,7 @@ mod tests {
         let mut state = state(&json!({}), &json!({}));
         put(&mut state, "a", &rejected(None));
         let holds = Holds { by_pod: [("n/a".to_owned(), "c".to_owned())].into(), ..Holds::default() };
-        assert!(demand(&state, &holds).pending.is_empty());
+        assert!(demand(&state, &holds, UnixMillis(1)).pending.is_empty());
     }
 
     #[test]
@@ -191,7 +233,7 @@ mod tests {
                     "annotations": {(labels::DO_NOT_DISRUPT): annotation}});
                 put(&mut state, name, &json!({"metadata": meta, "spec": {"nodeName": "x"}}));
             }
-            let demand = demand(&state, &Holds::default());
+            let demand = demand(&state, &Holds::default(), UnixMillis(1));
             assert_eq!(demand.displaced.iter().map(String::as_str).collect::<Vec<_>>(), displaced, "{case}");
         }
     }

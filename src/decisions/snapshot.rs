@@ -13,7 +13,7 @@ pub fn snapshot(
     cache: &mut SnapshotCache,
     request: SnapshotRequest<'_>,
 ) -> Snapshot {
-    take(state, holds, demand(state, holds), cache, request)
+    take(state, holds, demand(state, holds, request.now), cache, request)
 }
 
 #[cfg(test)]

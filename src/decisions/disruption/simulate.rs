@@ -133,7 +133,7 @@ impl Simulator {
         request: SnapshotRequest<'_>,
         claims: impl IntoIterator<Item = &'c str>,
     ) -> Self {
-        let mut demand = demand(state, holds);
+        let mut demand = demand(state, holds, request.now);
         demand.pending.extend(unattempted(state, holds, request.now));
         let claims: HashSet<&str> = claims.into_iter().collect();
         demand.displaced.extend(unheld_pods(state, &claims));

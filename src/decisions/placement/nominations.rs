@@ -28,7 +28,7 @@ const RENOMINATE_PERIOD: Duration = Duration::from_millis(200);
 ///
 /// When the scheduler evaluates a node, it counts every pod nominated to that node, but none nominated elsewhere: if more pods of a
 /// topology spread constraint than its `maxSkew` were nominated to one node, each would appear to violate it. So at most `maxSkew`
-/// are nominated at a time, and none when the extender or the planned taint (`closed`) directs them anyway.
+/// are nominated at a time, and none when the extender directs them. The planned taint (`closed`) directs every pod: a nomination would be one write more.
 pub fn to_nominate(
     state: &ClusterState,
     holds: &Holds,
@@ -37,6 +37,9 @@ pub fn to_nominate(
     claim: &str,
     node: &str,
 ) -> Vec<PodRef> {
+    if closed {
+        return Vec::new();
+    }
     let mut left: HashMap<*const PodClass, i64> = HashMap::new();
     let mut out = Vec::new();
     let waiting = || {
@@ -47,7 +50,7 @@ pub fn to_nominate(
         let class = &pod.entry.as_ref().ok()?.class;
         let hard = class.spread.iter().filter(|spread| spread.hard && *spread.key != *labels::HOSTNAME);
         let skew = hard.map(|spread| spread.max_skew).min()?;
-        Some((Arc::as_ptr(class), if placement == PlacementMode::Extender || closed { 0 } else { skew }))
+        Some((Arc::as_ptr(class), if placement == PlacementMode::Extender { 0 } else { skew }))
     };
     let nominated = |pod: &&PodRecord| pod.nominated.as_deref() == Some(node);
     for pod in waiting().filter(|pod| nominated(pod)) {

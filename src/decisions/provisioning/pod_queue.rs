@@ -50,13 +50,18 @@ impl PodQueue {
         backoff: &mut PurchaseBackoff,
         now: UnixMillis,
     ) -> Option<BatchWindow> {
-        let demand = demand(state, holds);
+        let demand = demand(state, holds, now);
         let demand: BTreeSet<&String> = demand.pending.iter().chain(&demand.displaced).collect();
         self.failed.retain(|key, at| demand.contains(key) && !at.is_older_than(RETRY_AFTER, now));
         backoff.observe(state, holds, &demand, |key| self.failed.contains_key(key), now);
         self.quarantined = quarantined(state, &demand, quarantine, now);
         self.quarantined.extend(backoff.left_out().iter().map(|key| (key.clone(), Cause::PurchasedInVain)));
         self.first_seen.retain(|key, _| demand.contains(key));
+        let others = state.unbound.iter().filter(|key| !demand.contains(key)).filter_map(|key| state.pods.get(key));
+        let unattempted = others
+            .filter(|pod| pod.scheduling == Scheduling::Unattempted && !pod.daemon && pod.deleted_at.is_none())
+            .filter(|pod| state.is_scheduled(pod) && !pod.first_seen.is_older_than(ATTEMPT_PERIOD, now))
+            .count();
         for key in demand {
             if !self.failed.contains_key(key) {
                 self.first_seen.entry(key.clone()).or_insert(now);
@@ -64,11 +69,6 @@ impl PodQueue {
         }
         let waits = |key: &String| self.failed.contains_key(key) || self.quarantined.contains_key(key);
         let batch = || self.first_seen.iter().filter(|(key, _)| !waits(key)).map(|(_, at)| *at);
-        let unbound = state.unbound.iter().filter_map(|key| state.pods.get(key));
-        let unattempted = unbound
-            .filter(|pod| pod.scheduling == Scheduling::Unattempted && !pod.daemon && pod.deleted_at.is_none())
-            .filter(|pod| state.is_scheduled(pod) && !pod.first_seen.is_older_than(ATTEMPT_PERIOD, now))
-            .count();
         let (opened, latest) = (batch().min()?, batch().max()?);
         Some(BatchWindow { opened, latest, last_created: state.last_pod_created, unattempted })
     }
@@ -138,7 +138,9 @@ mod tests {
     fn put(state: &mut ClusterState, name: &str, rejected: bool, now: i64) {
         let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
         let conditions = if rejected { json!([condition]) } else { json!([]) };
-        state.apply_pod(&objects::pod(name, &json!({"status": {"conditions": conditions}})), UnixMillis(now));
+        let container = json!({"name": "c", "resources": {"requests": {"cpu": if rejected { "1" } else { "2" }}}});
+        let pod = json!({"spec": {"containers": [container]}, "status": {"conditions": conditions}});
+        state.apply_pod(&objects::pod(name, &pod), UnixMillis(now));
     }
 
     fn window(queue: &mut PodQueue, state: &ClusterState, now: i64) -> Option<(i64, i64, usize)> {

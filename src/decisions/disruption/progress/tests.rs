@@ -263,7 +263,7 @@ fn f3_the_room_of_pods_that_a_budget_keeps_is_neither_discarded_nor_bought_again
     state.pod_budgets.apply(&objects::pod_budget("b", &json!({"spec": spec, "status": {"disruptionsAllowed": 0}})));
     let holds = |state: &ClusterState, at| resolve(state, at);
     let is_empty = |state: &ClusterState, at| pods_to_reschedule(state, &holds(state, at), &state.claims["new"]) == 0;
-    let bought_for = |state: &ClusterState, at| demand(state, &holds(state, at)).displaced.len();
+    let bought_for = |state: &ClusterState, at| demand(state, &holds(state, at), at).displaced.len();
     let (before, after) = (NOW + MINUTE * 4, NOW + MINUTE * 6);
     assert_eq!(
         (step_of(&state, before).as_str(), is_empty(&state, before), bought_for(&state, before)),
@@ -374,7 +374,7 @@ fn a_pod_that_surges_leaves_its_replica_set_when_all_places_are_ready_and_its_no
     put_surging(&mut state, true);
     assert_eq!(step_of(&state, NOW), "wait");
     let held = |state: &ClusterState| resolve(state, NOW).by_claim["old"].first().map(|hold| hold.pod.clone());
-    assert_eq!((held(&state), demand(&state, &resolve(&state, NOW)).displaced.len()), (Some(None), 0));
+    assert_eq!((held(&state), demand(&state, &resolve(&state, NOW), NOW).displaced.len()), (Some(None), 0));
     put_successor(&mut state, None, "False");
     assert_eq!((step_of(&state, NOW).as_str(), held(&state)), ("wait", Some(Some("n/next".into()))));
     put_successor(&mut state, Some("old"), "False");

@@ -104,7 +104,7 @@ impl World {
         }
         self.remove_empty();
         let holds = resolve(&self.state, self.now);
-        let pending = demand(&self.state, &holds).pending;
+        let pending = demand(&self.state, &holds, self.now).pending;
         self.backoff.observe(&self.state, &holds, &pending.iter().collect(), |_| false, self.now);
         for pod in pending {
             if !self.backoff.leaves_out(&pod) {
@@ -398,7 +398,7 @@ fn a_successor_of_a_displaced_pod_that_its_node_does_not_take_is_left_out_like_a
     let observe = |world: &mut World| {
         world.now += Duration::from_secs(1);
         let holds = resolve(&world.state, world.now);
-        let pending = demand(&world.state, &holds).pending;
+        let pending = demand(&world.state, &holds, world.now).pending;
         world.backoff.observe(&world.state, &holds, &pending.iter().collect(), |_| false, world.now);
     };
     observe(&mut world);
