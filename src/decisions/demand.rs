@@ -26,6 +26,8 @@ pub fn may_launch(pool: &NodePool) -> bool {
 
 /// A new pod that the scheduler has not attempted for this time waits for something else than the scheduler.
 const UNATTEMPTED_PERIOD: Duration = Duration::from_secs(30);
+/// As [`UNATTEMPTED_PERIOD`], while pods of its class wait that the scheduler has rejected: in a burst it is late.
+const SIBLING_PERIOD: Duration = Duration::from_mins(5);
 
 /// Pods that need a node.
 pub fn demand(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Demand {
@@ -34,18 +36,28 @@ pub fn demand(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Demand {
 
 /// New pods without a hold that the scheduler has not attempted yet: they are about to need room.
 pub fn unattempted(state: &ClusterState, holds: &Holds, now: UnixMillis) -> BTreeSet<String> {
-    let is_new = |pod: &&PodRecord| {
+    newer_than(UNATTEMPTED_PERIOD, state, holds, now).map(|(key, _)| key.clone()).collect()
+}
+
+fn newer_than<'a>(
+    period: Duration,
+    state: &'a ClusterState,
+    holds: &Holds,
+    now: UnixMillis,
+) -> impl Iterator<Item = (&'a String, &'a PodRecord)> {
+    let is_new = move |pod: &PodRecord| {
         pod.scheduling == Scheduling::Unattempted
             && !pod.daemon
             && !pod.mirror
             && !pod.terminal
             && pod.deleted_at.is_none()
             && pod.entry.is_ok()
-            && !pod.first_seen.is_older_than(UNATTEMPTED_PERIOD, now)
+            && !pod.first_seen.is_older_than(period, now)
             && state.is_scheduled(pod)
     };
     let unbound = state.unbound.iter().filter(|key| !holds.by_pod.contains_key(*key));
-    unbound.filter(|key| state.pods.get(*key).as_ref().is_some_and(is_new)).cloned().collect()
+    let pods = unbound.filter_map(|key| Some((key, state.pods.get(key)?)));
+    pods.filter(move |(_, pod)| is_new(pod))
 }
 
 /// Pods of leaving nodes whose successors have a hold.
@@ -53,21 +65,25 @@ pub fn moved_pods(holds: &Holds) -> HashSet<&str> {
     holds.by_claim.values().flatten().filter(|hold| hold.owner.is_some()).map(|hold| &*hold.original).collect()
 }
 
-/// Pods that the scheduler rejected, and those of the same classes that it has not attempted yet: it would reject them, too, one after the other.
+/// Pods without a hold that the scheduler rejected, and those that it has not attempted yet while a pod of their class waits that it
+/// rejected: it would reject them, too, one after the other.
 fn pending(state: &ClusterState, holds: &Holds, now: UnixMillis) -> BTreeSet<String> {
-    let mut out = rejected(state, holds);
-    let class = |key: &String| Some(Arc::as_ptr(&state.pods.get(key)?.entry.as_ref().ok()?.class));
-    let classes: HashSet<*const PodClass> = out.iter().filter_map(class).collect();
-    if !classes.is_empty() {
-        let siblings = unattempted(state, holds, now).into_iter();
-        out.extend(siblings.filter(|key| class(key).is_some_and(|class| classes.contains(&class))));
+    let rejected = rejected(state);
+    if rejected.is_empty() {
+        return BTreeSet::new();
     }
-    out
+    let class = |pod: &PodRecord| pod.entry.as_ref().map(|entry| Arc::as_ptr(&entry.class)).ok();
+    let classes: HashSet<*const PodClass> = rejected.iter().filter_map(|(_, pod)| class(pod)).collect();
+    let is_sibling = |pod: &PodRecord| class(pod).is_some_and(|class| classes.contains(&class));
+    let siblings = newer_than(SIBLING_PERIOD, state, holds, now).filter(|(_, pod)| is_sibling(pod));
+    let without_hold = rejected.iter().filter(|(key, _)| !holds.by_pod.contains_key(*key)).copied();
+    without_hold.chain(siblings).map(|(key, _)| key.clone()).collect()
 }
 
-fn rejected(state: &ClusterState, holds: &Holds) -> BTreeSet<String> {
+/// Pods that the scheduler rejected, and for which it makes no room by preemption.
+fn rejected(state: &ClusterState) -> Vec<(&String, &PodRecord)> {
     let mut planned: HashMap<&str, BTreeSet<&String>> = HashMap::new();
-    let mut out = BTreeSet::new();
+    let mut out = Vec::new();
     for key in &state.unbound {
         let Some(pod) = state.pods.get(key).filter(|pod| pod.unschedulable() && pod.entry.is_ok()) else {
             continue;
@@ -83,8 +99,8 @@ fn rejected(state: &ClusterState, holds: &Holds) -> BTreeSet<String> {
                     .and_then(|claim| state.planned.get(&claim.name_any()))
                     .is_some_and(|plan| planned.entry(node).or_insert_with(|| plan.pods.iter().collect()).contains(key))
         });
-        if !preempting && !holds.by_pod.contains_key(key) {
-            out.insert(key.clone());
+        if !preempting {
+            out.push((key, pod));
         }
     }
     out
@@ -182,10 +198,10 @@ mod tests {
         assert_eq!(pending(&state, &none, 1), "", "none was rejected");
         put(&mut state, "a", &of_cpu("1", &rejected(None)));
         assert_eq!(pending(&state, &none, 1), "n/a n/sibling");
-        assert_eq!(pending(&state, &none, 30_001), "n/a", "not attempted for thirty seconds");
+        assert_eq!(pending(&state, &none, 300_001), "n/a", "not attempted for five minutes");
         let held = |pod: &str| Holds { by_pod: [(format!("n/{pod}"), "c".to_owned())].into(), ..Holds::default() };
         assert_eq!(pending(&state, &held("sibling"), 1), "n/a");
-        assert_eq!(pending(&state, &held("a"), 1), "", "the next one may fit");
+        assert_eq!(pending(&state, &held("a"), 1), "n/sibling", "the next plan has it, too");
         let mut gated = of_cpu("1", &json!({}));
         gated["spec"]["schedulingGates"] = json!([{"name": "g"}]);
         put(&mut state, "sibling", &gated);

@@ -10,6 +10,7 @@ use crate::planner::columns::table::ColumnCache;
 use crate::planner::groups::group::Group;
 use crate::planner::improve::host_preferences::improve_host_preferences;
 use crate::planner::improve::local_search::{improve_other, improve_purchases};
+use crate::planner::improve::merge::merge_copies;
 use crate::planner::improve::right_size::right_size;
 use crate::planner::improve::spread_repair::repair_spread;
 use crate::planner::input::problem::Problem;
@@ -167,6 +168,7 @@ fn solve_once(
     let room = placed_per_place(state);
     repair_spread(state);
     right_size(state, 0);
+    merge_copies(state);
     improve_host_preferences(state);
     withdraw_unbindable(state);
     let nothing_to_buy = state.purchased.is_empty() && state.demand.is_empty();

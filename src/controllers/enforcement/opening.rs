@@ -1,5 +1,5 @@
-//! Opens a new node: nominates its planned pods while the unregistered taint keeps all pods off, then removes that taint. Without an
-//! extender, the planned taint replaces it.
+//! Opens a new node: the planned taint replaces the unregistered taint. A node without the planned taint is opened when its planned pods
+//! are nominated.
 
 use std::time::Duration;
 

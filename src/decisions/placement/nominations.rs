@@ -28,7 +28,8 @@ const RENOMINATE_PERIOD: Duration = Duration::from_millis(200);
 ///
 /// When the scheduler evaluates a node, it counts every pod nominated to that node, but none nominated elsewhere: if more pods of a
 /// topology spread constraint than its `maxSkew` were nominated to one node, each would appear to violate it. So at most `maxSkew`
-/// are nominated at a time, and none when the extender directs them. The planned taint (`closed`) directs every pod: a nomination would be one write more.
+/// are nominated at a time, and none when the extender directs them. The planned taint (`closed`) directs all pods: nominations
+/// would be writes in vain, of which the API server and kube-scheduler have many in a burst.
 pub fn to_nominate(
     state: &ClusterState,
     holds: &Holds,
@@ -205,6 +206,7 @@ mod tests {
     fn only_pods_without_the_nomination_are_nominated() {
         let mut state = state_with_planned_pod(None);
         assert_eq!(count(&state, PlacementMode::Nominate, false), 1);
+        assert_eq!(count(&state, PlacementMode::Nominate, true), 0, "the planned taint directs it");
         let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"}, "spec": {"containers": []},
             "status": {"nominatedNodeName": "node-c"}});
         state.apply_pod(&serde_json::from_value(pod).unwrap(), UnixMillis(2));

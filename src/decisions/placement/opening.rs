@@ -145,17 +145,17 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_nominated_first_and_a_complete_node_gets_the_planned_taint() {
+    fn a_complete_node_gets_the_planned_taint_and_pods_of_others_are_nominated_first() {
         use PlacementMode::{Extender, Nominate, Off};
         let state = state_with_planned_pod(None);
         let bound = state_with_planned_pod(Some("node-c"));
         let late = CREATED + OPEN_TIMEOUT;
         for (case, state, taints, placement, now, nominated, tainted) in [
-            ("planned", &state, &[][..], Nominate, CREATED, 1, true),
+            ("planned", &state, &[][..], Nominate, CREATED, 0, true),
             ("incomplete", &state, &["cni"], Nominate, CREATED, 1, false),
             ("with the extender", &state, &[], Extender, CREATED, 1, false),
             ("not enforced", &state, &[], Off, CREATED, 0, false),
-            ("overdue", &state, &[], Nominate, late, 0, true),
+            ("overdue", &state, &["cni"], Nominate, late, 0, false),
             ("without holds", &bound, &[], Nominate, CREATED, 0, false),
         ] {
             let found = opening(state, &resolve(state, now), &claim(), &node(true, taints), placement, now);

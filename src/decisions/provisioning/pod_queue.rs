@@ -130,7 +130,7 @@ fn quarantined(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::test_support::objects;
@@ -170,14 +170,15 @@ mod tests {
         let (mut queue, mut state) = (PodQueue::default(), ClusterState::default());
         put(&mut state, "a", true, 0);
         put(&mut state, "untried", false, 0);
-        let mut of_nobody = objects::pod("b", &json!({"spec": {"schedulerName": "nobody"}}));
-        state.apply_pod(&of_nobody, UnixMillis(0));
+        let of_nobody = |name: &str, disk: &str, conditions: &Value| {
+            let spec = json!({"schedulerName": "nobody", "nodeSelector": {"disk": disk}});
+            objects::pod(name, &json!({"spec": spec, "status": {"conditions": conditions}}))
+        };
+        state.apply_pod(&of_nobody("b", "ssd", &json!([])), UnixMillis(0));
         assert_eq!(window(&mut queue, &state, 0), Some((0, 0, 1)), "an unknown scheduler");
         assert_eq!(window(&mut queue, &state, 10_000), Some((0, 0, 0)), "not attempted for ten seconds");
-        of_nobody.metadata.name = Some("c".into());
         let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
-        of_nobody.status = serde_json::from_value(json!({"conditions": [condition]})).unwrap();
-        state.apply_pod(&of_nobody, UnixMillis(0));
+        state.apply_pod(&of_nobody("c", "hdd", &json!([condition])), UnixMillis(0));
         assert_eq!(window(&mut queue, &state, 1).map(|window| window.2), Some(2), "the scheduler runs");
     }
 

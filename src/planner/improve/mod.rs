@@ -2,5 +2,6 @@
 
 pub mod host_preferences;
 pub mod local_search;
+pub mod merge;
 pub mod right_size;
 pub mod spread_repair;

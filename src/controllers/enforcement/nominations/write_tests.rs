@@ -60,13 +60,13 @@ async fn opened_at_last(ctx: Arc<Context>) -> String {
 
 #[tokio::test]
 async fn pods_are_nominated_before_the_node_opens_under_every_failure() {
-    let text = transcript(|| world(PlacementMode::Nominate, &fresh()), opened_at_last).await;
+    let text = transcript(|| world(PlacementMode::Extender, &fresh()), opened_at_last).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: wait 0 ms, open
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME"}}}
       PATCH pods/n/a/status {"metadata":{"uid":"uid-a"},"status":{"nominatedNodeName":"x"}}
       PATCH pods/n/b/status {"metadata":{"uid":"uid-b"},"status":{"nominatedNodeName":"x"}}
-      PATCH nodes/x {"metadata":{"labels":{"karpenter.sh/registered":"true"},"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"stowage.dev/planned","timeAdded":"TIME","value":"uid-c"}]}}
+      PATCH nodes/x {"metadata":{"labels":{"karpenter.sh/registered":"true"},"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"}]}}
       changes nodes/x (metadata.labels spec.taints), pods/n/a (status), pods/n/b (status)
     again: open already, open already, no write, as undisturbed
     PATCH nodeclaims/c
@@ -114,6 +114,39 @@ async fn pods_are_nominated_before_the_node_opens_under_every_failure() {
 }
 
 #[tokio::test]
+async fn the_planned_taint_needs_no_nominations_under_every_failure() {
+    let text = transcript(|| world(PlacementMode::Nominate, &fresh()), opened).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: open
+      PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME"}}}
+      PATCH nodes/x {"metadata":{"labels":{"karpenter.sh/registered":"true"},"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"stowage.dev/planned","timeAdded":"TIME","value":"uid-c"}]}}
+      changes nodes/x (metadata.labels spec.taints)
+    again: open already, no write, as undisturbed
+    PATCH nodeclaims/c
+      written by another: open; again: open already, no write, as undisturbed
+      409: error 409; again: open, 2 writes, as undisturbed
+      404: error 404; again: gone, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
+      422: error 422; again: open, 2 writes, as undisturbed
+      429, Retry-After 2 s, once: open, sent 2 times in 2 s; again: open already, no write, as undisturbed
+      504: error 504, sent 7 times; again: open, 2 writes, as undisturbed
+      no answer: waits forever; again: open, 2 writes, as undisturbed
+      lost answer: error connection reset; again: open, 1 write, as undisturbed
+      crash before: stopped; again: open, 2 writes, as undisturbed
+      crash after: stopped; again: open, 1 write, as undisturbed
+    PATCH nodes/x
+      written by another | 409: error 409; again: open, 1 write, as undisturbed
+      404: error 404; again: gone, no write, differs: -nodes/x
+      422: error 422; again: open, 1 write, as undisturbed
+      429, Retry-After 2 s, once: open, sent 2 times in 2 s; again: open already, no write, as undisturbed
+      504: error 504, sent 7 times; again: open, 1 write, as undisturbed
+      no answer: waits forever; again: open, 1 write, as undisturbed
+      lost answer: error connection reset; again: open already, no write, as undisturbed
+      crash before: stopped; again: open, 1 write, as undisturbed
+      crash after: stopped; again: open already, no write, as undisturbed
+    "#);
+}
+
+#[tokio::test]
 async fn a_node_opens_without_nominations_where_placement_is_off_under_every_failure() {
     let text = transcript(|| world(PlacementMode::Off, &fresh()), opened).await;
     insta::assert_snapshot!(text, @r#"
@@ -148,7 +181,7 @@ async fn a_node_opens_without_nominations_where_placement_is_off_under_every_fai
 
 #[tokio::test]
 async fn a_refused_nomination_does_not_keep_the_node_closed() {
-    let world = world(PlacementMode::Nominate, &fresh());
+    let world = world(PlacementMode::Extender, &fresh());
     world.api.inject_on("PATCH pods/n/a/status", Fault::Refused(Refusal::invalid("no")));
     let ctx = world.context();
     assert_eq!(opened(Arc::clone(&ctx)).await, "wait 0 ms", "b is nominated");
@@ -160,7 +193,7 @@ async fn a_refused_nomination_does_not_keep_the_node_closed() {
 
 #[tokio::test]
 async fn a_nomination_that_fails_is_repeated_after_a_second() {
-    let world = world(PlacementMode::Nominate, &fresh());
+    let world = world(PlacementMode::Extender, &fresh());
     world.api.inject_on("PATCH pods/n/a/status", Fault::Refused(Refusal::gateway_timeout()));
     let ctx = world.context();
     assert_eq!(opened(Arc::clone(&ctx)).await, "wait 0 ms", "b is nominated");
