@@ -32,8 +32,8 @@ struct Timing {
     duration: Duration,
     /// A leader that could not renew its lease for this long stops leading.
     renew_deadline: Duration,
-    /// Wait between two attempts to release the lease.
-    release_retry: Duration,
+    /// Wait after a failed attempt to renew or release the lease.
+    retry: Duration,
     /// How often a leader looks for other leaders. A lease whose state is unknown is read again after a period.
     look: Duration,
 }
@@ -42,7 +42,7 @@ const TIMING: Timing = Timing {
     period: Duration::from_secs(2),
     duration: Duration::from_secs(15),
     renew_deadline: Duration::from_secs(10),
-    release_retry: Duration::from_millis(500),
+    retry: Duration::from_millis(500),
     look: Duration::from_secs(10),
 };
 /// Attempts to release the lease: the shutdown allows five seconds.
@@ -199,14 +199,15 @@ impl Candidate {
     }
 
     async fn renew_until_lost(&mut self) -> &'static str {
-        let Timing { period, renew_deadline, .. } = self.timing;
-        let mut renewed = Instant::now();
+        let Timing { period, renew_deadline, retry, .. } = self.timing;
+        let (mut renewed, mut wait) = (Instant::now(), period);
         while renewed.elapsed() < renew_deadline {
-            tokio::time::sleep(period).await;
+            tokio::time::sleep(wait).await;
+            wait = retry;
             let left = renew_deadline.saturating_sub(renewed.elapsed()).min(renew_deadline / 2);
             let started = Instant::now();
             match tokio::time::timeout(left, self.attempt()).await {
-                Ok(Ok(Outcome::Leading)) => renewed = started,
+                Ok(Ok(Outcome::Leading)) => (renewed, wait) = (started, period),
                 Ok(Ok(Outcome::Conflict)) => {}
                 Ok(Ok(Outcome::Following)) => return "another replica leads now",
                 Ok(Err(error)) => tracing::warn!(lease = self.name, %error, "failed to renew lease, retrying"),
@@ -222,7 +223,7 @@ impl Candidate {
                 Ok(()) => return,
                 Err(error) => tracing::debug!(%error, "failed to release lease"),
             }
-            tokio::time::sleep(self.timing.release_retry).await;
+            tokio::time::sleep(self.timing.retry).await;
         }
     }
 

@@ -1,4 +1,4 @@
-//! A layer around the clients of the API server. Of every attempt it records the duration and the result, the server's time, and that the
+//! A layer around the clients of the API server. It limits how many requests are in flight. Of every attempt it records the duration and the result, the server's time, and that the
 //! calling loop makes progress; of watches also each event and bookmark, which the watcher of kube-runtime does not report.
 
 use std::pin::Pin;
@@ -15,12 +15,17 @@ use hyper::{Method, Request, Response};
 use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::jiff::fmt::rfc2822::DateTimeParser;
 use kube::client::Body;
+use tokio::sync::Semaphore;
 use tower::{BoxError, Layer, Service};
 
 use crate::clock;
 use crate::state::watch_signs::WatchSigns;
 use crate::sync::heartbeat;
 use crate::telemetry::Metrics;
+
+/// Requests of a client that wait for their response at a time: hundreds of nodes that start up at once would occupy the API server so much
+/// that kube-scheduler, the kubelets and the lease wait, too. Twice what a loop sends to pods at once, whose webhooks may be slow.
+pub(crate) const IN_FLIGHT: usize = 32;
 
 /// A response body of a client, as [`kube::client::ClientBuilder`] has it.
 pub(crate) type DynBody = dyn HttpBody<Data = Bytes, Error = BoxError> + Send + Unpin;
@@ -36,7 +41,7 @@ impl<S> Layer<S> for ApiCalls {
     type Service = Recorded<S>;
 
     fn layer(&self, inner: S) -> Recorded<S> {
-        Recorded { inner, calls: self.clone() }
+        Recorded { inner, calls: self.clone(), in_flight: Arc::new(Semaphore::new(IN_FLIGHT)) }
     }
 }
 
@@ -45,6 +50,7 @@ impl<S> Layer<S> for ApiCalls {
 pub(crate) struct Recorded<S> {
     inner: S,
     calls: ApiCalls,
+    in_flight: Arc<Semaphore>,
 }
 
 impl<S> Service<Request<Body>> for Recorded<S>
@@ -62,10 +68,14 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let call = Call::of(request.method(), request.uri().path(), request.uri().query().unwrap_or_default());
-        let (calls, started) = (self.calls.clone(), Instant::now());
+        let (calls, in_flight) = (self.calls.clone(), Arc::clone(&self.in_flight));
+        // Nothing is sent before the future is polled.
         let response = self.inner.call(request);
         async move {
+            let permit = in_flight.acquire().await?;
+            let started = Instant::now();
             let response = response.await;
+            drop(permit);
             heartbeat::progress();
             calls.record(&call, started, response.as_ref().ok());
             let response = response?;

@@ -73,6 +73,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::cli::controller::api_calls::IN_FLIGHT;
     use crate::telemetry::Metrics;
 
     fn calls() -> ApiCalls {
@@ -96,6 +97,27 @@ mod tests {
             assert!(read.expect("an error, not a wait").is_err(), "retry {retry}");
         }
         accepted.abort();
+    }
+
+    #[tokio::test]
+    async fn a_burst_of_requests_is_sent_a_few_at_a_time() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let config = Config::new(format!("http://{}", silent.local_addr().unwrap()).parse().unwrap());
+        let nodes: Api<Node> = Api::all(client(&config, &calls(), Duration::from_mins(1), true).unwrap());
+        let mut burst = tokio::task::JoinSet::new();
+        for _ in 0..IN_FLIGHT * 3 {
+            let nodes = nodes.clone();
+            burst.spawn(async move { nodes.get("n").await });
+        }
+        // Each request in flight has a connection of its own.
+        let mut open = Vec::new();
+        for _ in 0..IN_FLIGHT {
+            open.push(silent.accept().await.unwrap());
+        }
+        let more = tokio::time::timeout(Duration::from_millis(200), silent.accept()).await;
+        assert!(more.is_err(), "more than {IN_FLIGHT} requests at a time");
+        open.clear();
+        assert!(silent.accept().await.is_ok(), "the next ones follow");
     }
 
     #[tokio::test]

@@ -25,8 +25,8 @@ use crate::model::time::UnixMillis;
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
 /// Holds that ended without their pod that are logged at level info within a minute; further ones are at level debug.
 const MAX_LOGGED: usize = 100;
-/// Concurrent nominations.
-const CONCURRENCY: usize = 32;
+/// Concurrent nominations: half of what the client sends at a time.
+const CONCURRENCY: usize = 16;
 
 /// What became of nominations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

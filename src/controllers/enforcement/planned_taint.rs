@@ -14,8 +14,8 @@ use crate::model::time::UnixMillis;
 use crate::state::object_ext::NodeExt;
 use crate::state::plan_record::Holds;
 
-/// Concurrent writes.
-const CONCURRENCY: usize = 32;
+/// Concurrent writes: half of what the client sends at a time.
+const CONCURRENCY: usize = 16;
 
 /// One pass: admits pods, closes nodes while pods move, lets DaemonSet pods onto nodes, and removes taints that are no longer needed.
 pub async fn reconcile(taints: &mut PlannedTaints, ctx: &Context, holds: &Holds, now: UnixMillis) {

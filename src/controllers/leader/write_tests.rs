@@ -142,8 +142,7 @@ async fn two_candidates_that_see_a_free_lease_do_not_both_lead() {
 /// A candidate whose periods are short, and whose lease expires only if `duration` passes.
 fn impatient(api: &FakeApi, identity: &str, duration: Duration) -> Candidate {
     let millis = Duration::from_millis;
-    let timing =
-        Timing { period: millis(1), duration, renew_deadline: millis(50), release_retry: millis(1), look: millis(1) };
+    let timing = Timing { period: millis(1), duration, renew_deadline: millis(50), retry: millis(1), look: millis(1) };
     Candidate { timing, ..candidate(api, identity) }
 }
 

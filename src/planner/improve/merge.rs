@@ -75,13 +75,7 @@ fn times(pattern: &Pattern, copies: usize) -> Pattern {
 }
 
 /// The column that replaces most of `copies` equal nodes at no higher price, of those that cost at most `most`.
-fn larger(
-    state: &PlanState<'_, '_>,
-    node: &PurchasedNode,
-    common: &Bits,
-    copies: usize,
-    most: i64,
-) -> Option<Merged> {
+fn larger(state: &PlanState<'_, '_>, node: &PurchasedNode, common: &Bits, copies: usize, most: i64) -> Option<Merged> {
     let sets = &state.column_sets;
     let (own, load) = (&sets.columns[node.column], load(state, &node.pattern));
     let total = |price: i64, copies: usize| price.saturating_mul(i64::try_from(copies).unwrap_or(i64::MAX));
