@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use crate::decisions::placement::hold_events::{EndedHold, HoldEnd, Progress, ended};
 use crate::decisions::placement::mode::PlacementMode;
-use crate::decisions::placement::planned_taint::{is_closed, planned_taint_of};
+use crate::decisions::placement::planned_taint::{is_closed, planned_taint_of, suffices};
 use crate::decisions::pod_ref::PodRef;
 use crate::model::labels;
 use crate::model::pod_class::PodClass;
@@ -28,8 +29,7 @@ const RENOMINATE_PERIOD: Duration = Duration::from_millis(200);
 ///
 /// When the scheduler evaluates a node, it counts every pod nominated to that node, but none nominated elsewhere: if more pods of a
 /// topology spread constraint than its `maxSkew` were nominated to one node, each would appear to violate it. So at most `maxSkew`
-/// are nominated at a time, and none when the extender directs them. The planned taint (`closed`) directs all pods: nominations
-/// would be writes in vain, of which the API server and kube-scheduler have many in a burst.
+/// are nominated at a time, and none when the extender or the planned taint (`closed`) directs them anyway.
 pub fn to_nominate(
     state: &ClusterState,
     holds: &Holds,
@@ -38,9 +38,6 @@ pub fn to_nominate(
     claim: &str,
     node: &str,
 ) -> Vec<PodRef> {
-    if closed {
-        return Vec::new();
-    }
     let mut left: HashMap<*const PodClass, i64> = HashMap::new();
     let mut out = Vec::new();
     let waiting = || {
@@ -51,7 +48,7 @@ pub fn to_nominate(
         let class = &pod.entry.as_ref().ok()?.class;
         let hard = class.spread.iter().filter(|spread| spread.hard && *spread.key != *labels::HOSTNAME);
         let skew = hard.map(|spread| spread.max_skew).min()?;
-        Some((Arc::as_ptr(class), if placement == PlacementMode::Extender { 0 } else { skew }))
+        Some((Arc::as_ptr(class), if placement == PlacementMode::Extender || closed { 0 } else { skew }))
     };
     let nominated = |pod: &&PodRecord| pod.nominated.as_deref() == Some(node);
     for pod in waiting().filter(|pod| nominated(pod)) {
@@ -123,10 +120,11 @@ impl Nominations {
         let renew = self.progress.to_renew(state, holds, now);
         let open = || open_nodes(state, holds);
         let mut nominate = BTreeMap::new();
-        for (claim, name, closed) in open() {
-            let mut pods = to_nominate(state, holds, placement, closed, claim, &name);
+        for (claim, node) in open() {
+            let (name, taint) = (node.name_any(), planned_taint_of(node));
+            let mut pods = to_nominate(state, holds, placement, taint.is_some_and(is_closed), claim, &name);
             pods.retain(|pod| !self.nominated.contains_key(&pod.uid));
-            if !pods.is_empty() {
+            if !pods.is_empty() && !taint.is_some_and(|taint| suffices(state, node, taint, now)) {
                 nominate.insert(name, pods);
             }
         }
@@ -137,7 +135,7 @@ impl Nominations {
             let node_of = |claim: &String| Some(state.node_of(state.claims.get(claim)?)?.name_any());
             let freed: Vec<String> = unplanned.filter_map(|hold| node_of(&hold.claim)).collect();
             let waited_for = |claim: &str| holds.by_claim[claim].iter().any(|hold| hold.pod.is_some());
-            let awaited = open().find(|(claim, ..)| waited_for(claim)).map(|(_, name, _)| name);
+            let awaited = open().find(|(claim, _)| waited_for(claim)).map(|(_, node)| node.name_any());
             trigger = self.nodes_to_update(freed, awaited, now);
         }
         NominationActions { ended, renew, nominate, trigger }
@@ -162,13 +160,12 @@ impl Nominations {
     }
 }
 
-/// Claims with holds whose nodes are registered and ready: the claim, its node, and whether the node's planned taint keeps other
-/// pods off.
-fn open_nodes<'a>(state: &'a ClusterState, holds: &'a Holds) -> impl Iterator<Item = (&'a String, String, bool)> {
+/// Claims with holds whose nodes are registered and ready, with their nodes.
+fn open_nodes<'a>(state: &'a ClusterState, holds: &'a Holds) -> impl Iterator<Item = (&'a String, &'a Node)> {
     holds.by_claim.keys().filter_map(|claim| {
         let node = state.node_of(state.claims.get(claim)?)?;
         let open = node.is_labeled(labels::REGISTERED) && node.is_ready();
-        open.then(|| (claim, node.name_any(), planned_taint_of(node).is_some_and(is_closed)))
+        open.then_some((claim, &**node))
     })
 }
 
@@ -178,6 +175,7 @@ mod tests {
 
     use super::*;
     use crate::decisions::holds::resolve;
+    use crate::decisions::placement::planned_taint::planned_taint;
     use crate::test_support::{objects, state_with_planned_pod};
 
     fn count(state: &ClusterState, placement: PlacementMode, tainted: bool) -> usize {
@@ -206,7 +204,6 @@ mod tests {
     fn only_pods_without_the_nomination_are_nominated() {
         let mut state = state_with_planned_pod(None);
         assert_eq!(count(&state, PlacementMode::Nominate, false), 1);
-        assert_eq!(count(&state, PlacementMode::Nominate, true), 0, "the planned taint directs it");
         let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"}, "spec": {"containers": []},
             "status": {"nominatedNodeName": "node-c"}});
         state.apply_pod(&serde_json::from_value(pod).unwrap(), UnixMillis(2));
@@ -247,6 +244,23 @@ mod tests {
         assert_eq!(nominated(&open, PlacementMode::Nominate, 0), [("node-c".to_owned(), 1)]);
         assert_eq!(nominated(&open, PlacementMode::Nominate, 199), [], "nominated a moment ago");
         assert_eq!(nominated(&open, PlacementMode::Nominate, 200), [("node-c".to_owned(), 1)]);
+    }
+
+    #[test]
+    fn pods_are_nominated_beside_the_planned_taint_only_where_nodes_may_open_before_they_are_bound() {
+        let mut state = open(None);
+        let mut node = (*state.nodes["node-c"]).clone();
+        let taint = planned_taint(&state.claims["c"], UnixMillis(0));
+        node.spec.as_mut().unwrap().taints = taint.map(|taint| vec![taint]);
+        state.apply_node(node);
+        let nominated = |state: &ClusterState, at| {
+            !pass(&mut Nominations::new(UnixMillis(0)), state, PlacementMode::Nominate, at).nominate.is_empty()
+        };
+        assert_eq!([29_999, 30_000].map(|at| nominated(&state, at)), [false, true]);
+        let agent = json!({"metadata": {"name": "agent", "namespace": "n", "uid": "agent"},
+            "spec": {"selector": {}, "template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}}});
+        state.apply_daemon_set(&serde_json::from_value(agent).unwrap());
+        assert!(nominated(&state, 0), "the node opens for a while for a DaemonSet pod");
     }
 
     #[test]

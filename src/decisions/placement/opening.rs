@@ -10,7 +10,7 @@ use crate::decisions::holds::HOLD_READY;
 use crate::decisions::lifecycle::initialization::is_complete;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::placement::nominations::to_nominate;
-use crate::decisions::placement::planned_taint::planned_taint;
+use crate::decisions::placement::planned_taint::{planned_taint, suffices};
 use crate::decisions::pod_ref::PodRef;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
@@ -66,7 +66,8 @@ pub fn opening(
     // An incomplete node may wait for a DaemonSet pod that does not tolerate the planned taint.
     let tainted = placement == PlacementMode::Nominate && held && can_open(claim, node) && is_complete(claim, node);
     let planned_taint = if tainted { planned_taint(claim, now) } else { None };
-    let nominate = if may_wait(node, placement, now) {
+    let needless = planned_taint.as_ref().is_some_and(|taint| suffices(state, node, taint, now));
+    let nominate = if may_wait(node, placement, now) && !needless {
         to_nominate(state, holds, placement, planned_taint.is_some(), &claim_name, &node.name_any())
     } else {
         Vec::new()

@@ -68,6 +68,12 @@ pub fn is_closed(taint: &Taint) -> bool {
     taint.effect == CLOSED
 }
 
+/// Whether the planned taint alone keeps the pods of a node where they are planned, without nominations. They may stray when nodes open
+/// for DaemonSet pods, or are open after a minute.
+pub fn suffices(state: &ClusterState, node: &Node, taint: &Taint, now: UnixMillis) -> bool {
+    is_closed(taint) && !added_at(taint).is_older_than(DAEMONS_FROM, now) && !keeps_daemons_off(state, node, taint)
+}
+
 /// The planned taint on a node.
 pub fn planned_taint_of(node: &Node) -> Option<&Taint> {
     node.taints().find(|taint| taint.key == labels::PLANNED_TAINT)
