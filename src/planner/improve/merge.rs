@@ -56,7 +56,9 @@ fn merge_kind(state: &mut PlanState<'_, '_>, mut copies: &[usize], most: i64, dr
     let common = common_columns(state, node.column, &node.pattern);
     while let Some(merged) = larger(state, &node, &common, copies.len(), most) {
         for group in copies.chunks_exact(merged.copies) {
-            group.iter().for_each(|_| state.refund(node.column));
+            for _ in group {
+                state.refund(node.column);
+            }
             if !state.affords(merged.column) {
                 state.spend(node.column, group.len());
                 return;
@@ -64,7 +66,9 @@ fn merge_kind(state: &mut PlanState<'_, '_>, mut copies: &[usize], most: i64, dr
             state.spend(merged.column, 1);
             state.purchased[group[0]] =
                 PurchasedNode { column: merged.column, pattern: times(&node.pattern, merged.copies) };
-            group[1..].iter().for_each(|at| dropped[*at] = true);
+            for at in &group[1..] {
+                dropped[*at] = true;
+            }
         }
         copies = copies.chunks_exact(merged.copies).remainder();
     }
@@ -119,7 +123,9 @@ mod tests {
         let mut instance = instance(&world);
         let mut state = instance.state(false);
         let of = column(&state, instance_type, "z-b");
-        (0..nodes).for_each(|_| purchase(&mut state, instance_type, "z-b", &[("p", 1)]));
+        for _ in 0..nodes {
+            purchase(&mut state, instance_type, "z-b", &[("p", 1)]);
+        }
         let before = state.cost();
         merge_copies(&mut state);
         assert!(state.cost() <= before && state.column_sets.columns[of].price > 0);
