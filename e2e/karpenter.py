@@ -82,6 +82,12 @@ class Controller:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return "\n".join(line[:1000] for line in text.splitlines()[-lines:])
 
+    def warnings(self, most=40):
+        """The last warnings and errors of the log."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        found = [line[:600] for line in text.splitlines() if '"level":"WARN"' in line or '"level":"ERROR"' in line]
+        return "\n".join(found[-most:])
+
 
 class Karpenter(Controller):
     """The controller of the AWS provider. Its settings are those of its chart; it leads by the same lease as Stowage. `env` are the SDK's

@@ -1,5 +1,6 @@
-//! A layer around the clients of the API server. It limits how many requests are in flight. Of every attempt it records the duration and the result, the server's time, and that the
-//! calling loop makes progress; of watches also each event and bookmark, which the watcher of kube-runtime does not report.
+//! A layer around the clients of the API server. It limits the requests in flight. Of every attempt it records the duration and the
+//! result, the server's time, and that the calling loop makes progress; of watches also each event and bookmark, which the watcher of
+//! kube-runtime does not report.
 
 use std::pin::Pin;
 use std::sync::Arc;
