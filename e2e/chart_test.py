@@ -822,6 +822,22 @@ class TestInstalled:
         cluster.kubectl("get", "nodes", config=config)
         assert "forbidden" in cluster.kubectl("get", "secrets", "-n", "token", config=config, check=False).stderr
 
+    def test_the_requests_of_the_service_account_do_not_wait_behind_those_of_others(self, cluster):
+        cluster.namespace("flow")
+        cluster.install("flow", {**GENERATED, "replicas": 0, "crds.install": False, "settings.leaderElection.namespace": "kube-public"})
+        config = cluster.dir / "flow.kubeconfig"
+        cluster.plane.service_account("flow/stowage", config)
+        uids = {item["metadata"]["uid"]: item["metadata"]["name"] for item in json.loads(cluster.kubectl("get", "flowschemas", "-o", "json").stdout)["items"]}
+
+        def schema(*request):
+            """The FlowSchema of a request, by its response."""
+            done = cluster.kubectl("-v=8", "get", *request, config=config, check=False)
+            return uids[re.findall(r"(?i)x-kubernetes-pf-flowschema-uid: (\S+)", done.stderr)[-1]]
+
+        lease = ("leases", "karpenter-leader-election", "-n")
+        schemas = lambda: [schema(*lease, "kube-public"), schema(*lease, "flow"), schema("nodes"), schema("--raw", "/version")]
+        wait_until(lambda: schemas() == ["stowage-lease", "stowage", "stowage", "stowage"], 30, "the FlowSchemas apply", schemas)
+
     def test_the_right_to_nominate_pods_is_granted_only_where_it_is_used(self, cluster):
         cluster.namespace("lean")
         resources = [("", "pods"), ("", "pods/status")]

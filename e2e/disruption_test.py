@@ -5,6 +5,7 @@ what it may not touch.
 import contextlib
 import threading
 import time
+import types
 
 import kube
 import kubelet
@@ -44,6 +45,35 @@ class Watcher:
             self.known[name] = reason
             if name not in self.forced and len(claims) > self.budget:
                 self.violations.append({name: reason, "beside": {key(other): self.known.get(key(other)) for other in claims}})
+
+
+class TestWatcher:
+    """What the watcher reports, without a service."""
+
+    def test_a_choice_beyond_the_budget_is_a_violation_and_one_in_place_of_another_is_not(self):
+        claims = {name: {"metadata": {"name": name, "annotations": {}}, "status": {}} for name in "abcdef"}
+        watcher = Watcher(types.SimpleNamespace(claims=lambda _: list(claims.values())), POOL, BUDGET)
+        choose = lambda name, reason: claims[name]["metadata"]["annotations"].update({kube.DISRUPTING: f"{reason}/1"})
+
+        def reported():
+            watcher.check()
+            return [list(violation.items())[0] for violation in watcher.violations]
+
+        choose("a", "drifted")
+        choose("b", "empty")
+        assert reported() == [] and watcher.most == BUDGET
+        claims["a"]["status"]["conditions"] = [{"type": "InstanceTerminating", "status": "True"}]
+        choose("c", "drifted")
+        assert reported() == []
+        watcher.forced.add("d")
+        choose("d", "unhealthy")
+        assert reported() == [], "budgets do not hold it back"
+        del claims["b"]
+        choose("e", "underutilized")
+        assert reported() == [("e", "underutilized")], "beside the forced one"
+        claims["f"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        assert reported() == [("e", "underutilized"), ("f", "deleted")]
+        assert reported() == [("e", "underutilized"), ("f", "deleted")], "each once"
 
 
 def node_of_others(name):

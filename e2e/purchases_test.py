@@ -9,12 +9,20 @@ import threading
 
 import services
 import workloads
-from kube import key
+from kube import ZONE, key, planned_pods
 
 # Three pods that need a node each.
 PODS, CPU, MEMORY = 3, 1500, 2048
 TEAM = "team"
 VAIN, KEPT = "vain", "kept"
+BURST, NAMES, REPLICAS = "burst", ["a", "b", "c", "d", "e"], 16
+# It may make two requests a second.
+SLOW_SCHEDULER = {
+    "apiVersion": "kubescheduler.config.k8s.io/v1",
+    "kind": "KubeSchedulerConfiguration",
+    "clientConnection": {"kubeconfig": "@KUBECONFIG@", "qps": 2, "burst": 2},
+    "leaderElection": {"leaderElect": False},
+}
 
 
 def three_pods(space, name):
@@ -109,4 +117,32 @@ class TestPurchases:
         service.wait(lambda: mirror.all_bound(PODS, space), 120, "all pods bound once nothing takes the room", lambda: mirror.summary(space))
         assert in_vain(service) - failed == PODS + 1
         service.poll(lambda: left_out() == 0, 10, "no pod left out of plans", service.stowage.metrics)
+        service.assert_no_errors()
+
+
+class TestLateScheduler:
+    """Five Deployments that are spread over zones, and a kube-scheduler that is slow."""
+
+    @staticmethod
+    def environment(request):
+        plane = request.getfixturevalue("service_plane")
+        plane.scheduler(SLOW_SCHEDULER)
+        pool = workloads.node_pool(BURST, capacity_types=["on-demand"])
+        return services.simulated(plane, "nominate", workloads.namespace(BURST), pool)
+
+    def test_1_a_burst_is_planned_before_its_pods_are_attempted_and_no_node_is_bought_twice(self, service):
+        for number, name in enumerate(NAMES):
+            spread = {"topologySpreadConstraints": [workloads.spread(name, ZONE)]}
+            service.plane.apply(workloads.workload(BURST, name, REPLICAS, 500 + 300 * number, 1024, **spread))
+        pods, mirror = len(NAMES) * REPLICAS, service.mirror
+        planned = lambda: sum(len(planned_pods(claim)) for claim in service.claims(BURST))
+        service.poll(lambda: planned() == pods, 40, "every pod planned", planned)
+        attempted = sum(1 for pod in mirror.pods(BURST) if pod["status"].get("conditions") or pod["spec"].get("nodeName"))
+        service.wait_bound(BURST, pods, 300)
+        created, plans = mirror.record.claims_created, service.stowage.metrics()["stowage_plan_seconds_count"]
+        print(f"\n{pods} pods on {created} nodes, {plans:.0f} plans, {attempted} pods attempted when all were planned", flush=True)
+        assert attempted < pods / 2
+        assert created == len(service.names(BURST))
+        assert service.stowage.metric("stowage_purchases_in_vain_total") == 0
+        assert service.stowage.metric("stowage_holds_ended_total", 'result="released"') == 0
         service.assert_no_errors()

@@ -5,10 +5,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Taint};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::api::NodeClaim;
@@ -34,7 +34,7 @@ use crate::model::time::UnixMillis;
 use crate::planner::input::settings::Settings as PlanSettings;
 use crate::state::Cluster;
 use crate::state::instance_types::ReadyPool;
-use crate::state::object_ext::ObjectExt;
+use crate::state::object_ext::{NodeExt, ObjectExt};
 use crate::state::watch_signs::Stale;
 use crate::sync::lock;
 use crate::telemetry::controllers::ControllerMetrics;
@@ -290,7 +290,7 @@ impl Context {
     /// written since it was read.
     pub async fn patch_claim_status_at(&self, claim: &NodeClaim, status: &Value) -> Result<(), kube::Error> {
         let api: Api<NodeClaim> = Api::all(self.client.clone());
-        let patch = serde_json::json!({ "metadata": {"resourceVersion": claim.resource_version()}, "status": status });
+        let patch = json!({ "metadata": {"resourceVersion": claim.resource_version()}, "status": status });
         let written = api.patch_status(&claim.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await?;
         self.cluster.update(|state| state.apply_claim(written));
         Ok(())
@@ -298,11 +298,78 @@ impl Context {
 
     /// Merge-patches a Node and applies the response to the state.
     pub async fn patch_node(&self, name: &str, patch: &Value) -> Result<(), kube::Error> {
-        let api: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.client.clone());
+        let api: Api<Node> = Api::all(self.client.clone());
         let node = api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
         self.cluster.update(|state| state.apply_node(node));
         Ok(())
     }
+
+    /// Adds to the lists and maps of a Node's metadata, replaces other fields, and applies the response to the state.
+    pub async fn add_to_node(&self, name: &str, patch: &Value) -> Result<(), kube::Error> {
+        let api: Api<Node> = Api::all(self.client.clone());
+        let node = api.patch(name, &PatchParams::default(), &Patch::Strategic(patch)).await?;
+        self.cluster.update(|state| state.apply_node(node));
+        Ok(())
+    }
+
+    /// Replaces the taints of a Node, sets labels or (`None`) removes them, and applies the response to the state. Fails with a conflict when the
+    /// taints changed since the Node was read. Other changes do not matter: kubelets and controllers write Nodes all the time.
+    pub async fn set_taints(
+        &self,
+        node: &Node,
+        taints: &[Taint],
+        labels: &[(&str, Option<&str>)],
+    ) -> Result<(), kube::Error> {
+        let name = node.name_any();
+        let api: Api<Node> = Api::all(self.client.clone());
+        let operations = serde_json::from_value(taint_operations(node, taints, labels));
+        let operations = operations.map_err(kube::Error::SerdeError)?;
+        match api.patch(&name, &PatchParams::default(), &Patch::<()>::Json(operations)).await {
+            Ok(node) => self.cluster.update(|state| state.apply_node(node)),
+            // A failed test of the patch has the code of an invalid object.
+            Err(kube::Error::Api(mut status)) if status.code == 422 => {
+                let present = api.get(&name).await?;
+                let is_other = present.metadata.uid != node.metadata.uid || !present.taints().eq(node.taints());
+                self.cluster.update(|state| state.apply_node(present));
+                if is_other {
+                    status.code = 409;
+                }
+                return Err(kube::Error::Api(status));
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// The JSON patch of [`Context::set_taints`].
+fn taint_operations(node: &Node, taints: &[Taint], labels: &[(&str, Option<&str>)]) -> Value {
+    let old: Vec<&Taint> = node.taints().collect();
+    let test = |path: &str, value: Value| json!({"op": "test", "path": path, "value": value});
+    let mut operations = vec![test("/metadata/uid", json!(node.metadata.uid))];
+    let lacks_labels = node.labels().is_empty() && labels.iter().any(|(_, value)| value.is_some());
+    // What does not exist can't be tested.
+    if old.is_empty() || lacks_labels {
+        operations.push(test("/metadata/resourceVersion", json!(node.metadata.resource_version)));
+    }
+    if old.is_empty() {
+        operations.push(json!({"op": "add", "path": "/spec/taints", "value": taints}));
+    } else {
+        operations.push(test("/spec/taints", json!(old)));
+        operations.push(json!({"op": "replace", "path": "/spec/taints", "value": taints}));
+    }
+    if lacks_labels {
+        operations.push(json!({"op": "add", "path": "/metadata/labels", "value": {}}));
+    }
+    for (key, value) in labels {
+        let path = format!("/metadata/labels/{}", key.replace('~', "~0").replace('/', "~1"));
+        match value {
+            Some(value) => operations.push(json!({"op": "add", "path": path, "value": value})),
+            None if node.labels().contains_key(*key) => operations.push(json!({"op": "remove", "path": path})),
+            None => {}
+        }
+    }
+    Value::Array(operations)
 }
 
 /// A reference to an object, for events about it.

@@ -74,6 +74,8 @@ pub struct Candidate {
     /// Holder and renewal time of the last record, and when that record was first observed by the local clock: the clocks of other
     /// machines are not trusted.
     observed: Option<(Option<String>, Option<Timestamp>, Instant)>,
+    /// The lease as this candidate last wrote it, unless an attempt failed since then.
+    held: Option<Lease>,
     /// The other leader that this candidate waits for.
     other: Arc<watch::Sender<Option<OtherLeader>>>,
     /// 1 while it waits for one.
@@ -96,6 +98,7 @@ impl Candidate {
             timing: TIMING,
             transitions: metrics.lease_transitions.clone(),
             observed: None,
+            held: None,
             other: Arc::default(),
             has_other: metrics.other_leader.clone(),
         }
@@ -259,19 +262,21 @@ impl Candidate {
         Ok(lease)
     }
 
-    /// Reads the lease, and writes it if it is held by this candidate, free, or expired.
+    /// Writes the lease if it is held by this candidate, free, or expired. A lease that this candidate wrote last is not read before: a write
+    /// of another candidate makes the renewal conflict, and the next attempt reads it.
     async fn attempt(&mut self) -> Result<Outcome, kube::Error> {
         let Some(api) = self.leases() else { return Ok(Outcome::Leading) };
-        let Some(mut lease) = self.read().await? else {
+        let known = match self.held.take() {
+            Some(held) => Some(held),
+            None => self.read().await?,
+        };
+        let Some(mut lease) = known else {
             let lease = Lease {
                 metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
                 spec: Some(self.spec(0)),
             };
-            return match api.create(&PostParams::default(), &lease).await {
-                Ok(_) => Ok(Outcome::Leading),
-                Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Conflict),
-                Err(error) => Err(error),
-            };
+            let created = api.create(&PostParams::default(), &lease).await;
+            return self.written(created);
         };
         let spec = lease.spec.clone().unwrap_or_default();
         let ours = spec.holder_identity.as_deref() == Some(&self.identity);
@@ -286,9 +291,18 @@ impl Candidate {
             next.acquire_time = spec.acquire_time;
         }
         lease.spec = Some(next);
-        // The resource version makes the write conflict if another candidate wrote since the read.
-        match api.replace(&self.name, &PostParams::default(), &lease).await {
-            Ok(_) => Ok(Outcome::Leading),
+        // The resource version makes the write conflict if another candidate wrote meanwhile.
+        let replaced = api.replace(&self.name, &PostParams::default(), &lease).await;
+        self.written(replaced)
+    }
+
+    /// The outcome of a write, and what is held after it.
+    fn written(&mut self, written: Result<Lease, kube::Error>) -> Result<Outcome, kube::Error> {
+        match written {
+            Ok(lease) => {
+                self.held = Some(lease);
+                Ok(Outcome::Leading)
+            }
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Conflict),
             Err(error) => Err(error),
         }

@@ -26,8 +26,8 @@ pub fn may_launch(pool: &NodePool) -> bool {
 
 /// A new pod that the scheduler has not attempted for this time waits for something else than the scheduler.
 const UNATTEMPTED_PERIOD: Duration = Duration::from_secs(30);
-/// As [`UNATTEMPTED_PERIOD`], while pods of its class wait that the scheduler has rejected: in a burst it is late.
-const SIBLING_PERIOD: Duration = Duration::from_mins(5);
+/// As [`UNATTEMPTED_PERIOD`], in a burst: the scheduler is late.
+const BURST_PERIOD: Duration = Duration::from_mins(5);
 
 /// Pods that need a node.
 pub fn demand(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Demand {
@@ -53,7 +53,7 @@ fn newer_than<'a>(
             && pod.deleted_at.is_none()
             && pod.entry.is_ok()
             && !pod.first_seen.is_older_than(period, now)
-            && state.is_scheduled(pod)
+            && state.schedulers.has(pod)
     };
     let unbound = state.unbound.iter().filter(|key| !holds.by_pod.contains_key(*key));
     let pods = unbound.filter_map(|key| Some((key, state.pods.get(key)?)));
@@ -65,8 +65,8 @@ pub fn moved_pods(holds: &Holds) -> HashSet<&str> {
     holds.by_claim.values().flatten().filter(|hold| hold.owner.is_some()).map(|hold| &*hold.original).collect()
 }
 
-/// Pods without a hold that the scheduler rejected, and those that it has not attempted yet while a pod of their class waits that it
-/// rejected: it would reject them, too, one after the other.
+/// Pods without a hold that the scheduler rejected; and, while such pods wait, those that it has not attempted yet because it is late, or that are
+/// of the class of a rejected pod. It would reject them, too, one after the other, and each attempt that fails is a write.
 fn pending(state: &ClusterState, holds: &Holds, now: UnixMillis) -> BTreeSet<String> {
     let rejected = rejected(state);
     if rejected.is_empty() {
@@ -75,9 +75,10 @@ fn pending(state: &ClusterState, holds: &Holds, now: UnixMillis) -> BTreeSet<Str
     let class = |pod: &PodRecord| pod.entry.as_ref().map(|entry| Arc::as_ptr(&entry.class)).ok();
     let classes: HashSet<*const PodClass> = rejected.iter().filter_map(|(_, pod)| class(pod)).collect();
     let is_sibling = |pod: &PodRecord| class(pod).is_some_and(|class| classes.contains(&class));
-    let siblings = newer_than(SIBLING_PERIOD, state, holds, now).filter(|(_, pod)| is_sibling(pod));
+    let in_burst = newer_than(BURST_PERIOD, state, holds, now)
+        .filter(|(_, pod)| is_sibling(pod) || state.schedulers.is_late(pod, now));
     let without_hold = rejected.iter().filter(|(key, _)| !holds.by_pod.contains_key(*key)).copied();
-    without_hold.chain(siblings).map(|(key, _)| key.clone()).collect()
+    without_hold.chain(in_burst).map(|(key, _)| key.clone()).collect()
 }
 
 /// Pods that the scheduler rejected, and for which it makes no room by preemption.
@@ -206,6 +207,28 @@ mod tests {
         gated["spec"]["schedulingGates"] = json!([{"name": "g"}]);
         put(&mut state, "sibling", &gated);
         assert_eq!(pending(&state, &none, 1), "n/a", "it has a gate");
+    }
+
+    #[test]
+    fn pods_in_the_queue_of_a_late_scheduler_are_planned_with_those_that_it_rejected() {
+        let pending = |state: &ClusterState, at: i64| {
+            demand(state, &Holds::default(), UnixMillis(at)).pending.into_iter().collect::<Vec<_>>().join(" ")
+        };
+        let apply = |state: &mut ClusterState, name: &str, cpu: &str, status: &Value, at: i64| {
+            let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
+            let pod = json!({"spec": {"containers": [container]}, "status": status["status"]});
+            state.apply_pod(&objects::pod(name, &pod), UnixMillis(at));
+        };
+        let mut state = ClusterState::default();
+        for (at, name, cpu) in [(0, "first", "1"), (1, "second", "2"), (2, "third", "3")] {
+            apply(&mut state, name, cpu, &json!({}), at);
+        }
+        apply(&mut state, "first", "1", &rejected(None), 900);
+        assert_eq!(pending(&state, 1_000), "n/first");
+        assert_eq!(pending(&state, 1_100), "n/first n/second n/third");
+        let bound = objects::pod("first", &json!({"spec": {"nodeName": "x"}}));
+        state.apply_pod(&bound, UnixMillis(1_200));
+        assert_eq!(pending(&state, 1_300), "", "there may be room for them");
     }
 
     #[test]

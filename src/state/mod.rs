@@ -17,6 +17,7 @@ pub mod plan_record;
 pub mod pod_budgets;
 pub mod pods;
 pub mod protections;
+pub mod schedulers;
 pub mod snapshot;
 pub mod snapshot_cache;
 pub mod surge;

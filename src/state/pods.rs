@@ -43,6 +43,8 @@ pub struct PodRecord {
     /// `status.nominatedNodeName`.
     pub nominated: Option<String>,
     pub scheduling: Scheduling,
+    /// No scheduler has attempted it since its spec changed, such as when it got a toleration; as far as the API server records that (1.34).
+    pub awaits_attempt: bool,
     /// Phase Succeeded or Failed.
     pub terminal: bool,
     /// `metadata.deletionTimestamp`: the end of the pod's grace period.
@@ -126,6 +128,7 @@ impl PodRecord {
                 _ => Scheduling::Unattempted,
             }
         };
+        let attempted = condition("PodScheduled").and_then(|condition| condition.observed_generation);
         let annotation = |key: &str| meta.annotations.as_ref().and_then(|map| map.get(key)).map(String::as_str);
         let do_not_disrupt = annotation(labels::DO_NOT_DISRUPT);
         let started = status.and_then(|status| status.start_time.as_ref().map(UnixMillis::from));
@@ -154,6 +157,8 @@ impl PodRecord {
             entry,
             node: node.map(Arc::from),
             nominated: status.and_then(|status| status.nominated_node_name.clone()).filter(|name| !name.is_empty()),
+            awaits_attempt: scheduling == Scheduling::Unattempted
+                || attempted.is_some_and(|attempted| meta.generation.is_some_and(|present| attempted < present)),
             scheduling,
             terminal,
             deleted_at: meta.deletion_timestamp.as_ref().map(UnixMillis::from),

@@ -1,5 +1,7 @@
 //! Tables of watched objects, and the effect of an event on them.
 
+mod node_links;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -28,9 +30,7 @@ use crate::state::plan_record::PlanRecord;
 use crate::state::pod_budgets::PodBudgets;
 use crate::state::pods::{PodRecord, Scheduling};
 use crate::state::protections::{Protected, Protections, protection_ends};
-
-/// Maximum number of schedulers that are remembered.
-const MAX_SCHEDULERS: usize = 100;
+use crate::state::schedulers::Schedulers;
 
 /// The watched objects.
 #[derive(Debug, Default)]
@@ -47,8 +47,7 @@ pub struct ClusterState {
     pub surged: BTreeSet<String>,
     /// When the last new pod was observed.
     pub last_pod_created: UnixMillis,
-    /// Schedulers other than the default scheduler that have rejected a pod; see [`Self::is_scheduled`].
-    schedulers: BTreeSet<Box<str>>,
+    pub schedulers: Schedulers,
     /// When a pod was last bound to or removed from a node, by node. DaemonSet pods do not count.
     pub last_pod_event: HashMap<Arc<str>, UnixMillis>,
     /// Protections of pods, Nodes and NodeClaims by `karpenter.sh/do-not-disrupt` with a duration.
@@ -152,12 +151,7 @@ impl ClusterState {
         let was_gated =
             |old: &&PodRecord| old.scheduling == Scheduling::Gated && record.scheduling != Scheduling::Gated;
         record.first_seen = old.filter(|old| !was_gated(old)).map_or(now, |old| old.first_seen);
-        if let (Scheduling::Unschedulable { .. } | Scheduling::SchedulerError, Some(name)) =
-            (&record.scheduling, &record.scheduler)
-            && self.schedulers.len() < MAX_SCHEDULERS
-        {
-            self.schedulers.insert(name.clone());
-        }
+        self.schedulers.observe(old, &record, now);
         if old.is_none() {
             self.last_pod_created = self.last_pod_created.max(now);
         }
@@ -259,30 +253,6 @@ impl ClusterState {
         self.protections.lasts(protection_ends(object))
     }
 
-    /// Updates the index of claims without a Node after a change of a claim or of its Node.
-    fn relink(&mut self, claim: &str) {
-        self.claim_changes.record(claim);
-        self.record_holds_of(claim);
-        let Some(known) = self.claims.get(claim) else {
-            self.in_flight.remove(claim);
-            return;
-        };
-        if let Some(node) = self.node_of(known).map(|node| node.name_any()) {
-            self.node_changes.record(&node);
-            self.in_flight.remove(claim);
-        } else {
-            self.in_flight.insert(claim.to_owned());
-        }
-    }
-
-    /// Relinks the NodeClaims of this provider id: more than one only by mistake.
-    fn relink_by_id(&mut self, id: Option<&str>) {
-        let claims = id.map(|id| self.claim_index.all_of_provider_id(id).cloned().collect::<Vec<_>>());
-        for claim in claims.unwrap_or_default() {
-            self.relink(&claim);
-        }
-    }
-
     fn unlink(&mut self, key: &str) {
         self.unbound.remove(key);
         self.surged.remove(key);
@@ -372,34 +342,6 @@ impl ClusterState {
             }
         }
         self.relink_by_id(id.as_deref());
-    }
-
-    /// Gives a provider id that several Nodes have to one of them: the Node that its NodeClaim registered, or else the oldest.
-    fn choose_node(&mut self, id: &str) {
-        let Some(mut names) = self.duplicate_nodes.remove(id) else { return };
-        names.extend(self.node_by_provider_id.remove(id));
-        let claim = self.claim_index.of_provider_id(id).and_then(|claim| self.claims.get(claim));
-        let registered = claim.and_then(|claim| claim.status.as_ref()?.node_name.as_deref());
-        let age = |name: &&String| {
-            let created = self.nodes.get(*name).map(|node| node.created_at());
-            (registered != Some(name.as_str()), created.unwrap_or(UnixMillis::MAX), (*name).clone())
-        };
-        if let Some(first) = names.iter().min_by_key(age).cloned() {
-            names.remove(&first);
-            self.node_changes.record(&first);
-            for name in &names {
-                self.node_changes.record(name);
-            }
-            self.node_by_provider_id.insert(id.to_owned(), first);
-        }
-        if !names.is_empty() {
-            self.duplicate_nodes.insert(id.to_owned(), names);
-        }
-    }
-
-    /// Names of the Nodes that have the provider id of a NodeClaim besides its own Node.
-    pub fn duplicate_nodes(&self, claim: &NodeClaim) -> Option<&BTreeSet<String>> {
-        self.duplicate_nodes.get(claim.provider_id()?)
     }
 
     /// Removes a Node.
@@ -551,19 +493,6 @@ impl ClusterState {
         Arc::make_mut(&mut self.services).apply(service);
     }
 
-    /// The NodeClaim of a Node.
-    pub fn claim_of(&self, node: &Node) -> Option<&Arc<NodeClaim>> {
-        let id = node.provider_id()?;
-        self.node_by_provider_id.get(id).filter(|name| Some(name.as_str()) == node.metadata.name.as_deref())?;
-        self.claims.get(self.claim_index.of_provider_id(id)?)
-    }
-
-    /// The Node of a NodeClaim, once one has registered with its provider id.
-    pub fn node_of(&self, claim: &NodeClaim) -> Option<&Arc<Node>> {
-        let id = claim.provider_id()?;
-        self.nodes.get(self.node_by_provider_id.get(id)?)
-    }
-
     /// Records of the pods that a controller owns, in the order of their keys. Its UID may be copied to another namespace.
     pub fn pods_of<'a>(&'a self, owner: &str) -> impl Iterator<Item = &'a PodRecord> {
         self.pods_by_owner.get(owner).into_iter().flatten().filter_map(|key| self.pods.get(&**key))
@@ -583,12 +512,6 @@ impl ClusterState {
         ];
         sizes.extend(self.interner.sizes());
         sizes
-    }
-
-    /// Whether the scheduler that the pod names is known to run: it is the default scheduler, or has rejected a pod. Tenants may name any
-    /// scheduler, but cannot write such a rejection.
-    pub fn is_scheduled(&self, pod: &PodRecord) -> bool {
-        pod.scheduler.as_ref().is_none_or(|name| self.schedulers.contains(name))
     }
 
     /// Records of the pods bound to a node.

@@ -351,6 +351,7 @@ impl Inner {
                 let patch = match request.content_type.as_str() {
                     "application/json-patch+json" => Patch::Json(body),
                     "application/merge-patch+json" | "application/apply-patch+yaml" => Patch::Merge(body),
+                    "application/strategic-merge-patch+json" => Patch::Strategic(body),
                     other => panic!("the fake API server does not support patches of type {other}"),
                 };
                 self.store.patch(key, subresource, patch)

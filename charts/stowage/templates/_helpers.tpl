@@ -130,6 +130,14 @@ runAsUser: 65532
   namespace: {{ .Release.Namespace }}
 {{- end -}}
 
+{{/* The service account as a subject of a FlowSchema. */}}
+{{- define "stowage.flowSubject" -}}
+- kind: ServiceAccount
+  serviceAccount:
+    name: {{ include "stowage.serviceAccountName" . }}
+    namespace: {{ .Release.Namespace }}
+{{- end -}}
+
 {{/* "true" if this rendering has access to a cluster: `helm template` and Argo CD have none. */}}
 {{- define "stowage.online" -}}
 {{- if lookup "v1" "Namespace" "" "kube-system" }}true{{ end -}}

@@ -17,6 +17,7 @@ use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::jiff::fmt::rfc2822::DateTimeParser;
 use kube::client::Body;
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tower::{BoxError, Layer, Service};
 
 use crate::clock;
@@ -73,17 +74,21 @@ where
         // Nothing is sent before the future is polled.
         let response = self.inner.call(request);
         async move {
-            let permit = in_flight.acquire().await?;
-            let started = Instant::now();
-            let response = response.await;
-            drop(permit);
+            // In a task of its own: a caller that polls something else meanwhile keeps no permit.
+            let mut attempt = JoinSet::new();
+            attempt.spawn(async move {
+                let _permit = in_flight.acquire().await?;
+                let started = Instant::now();
+                let response = response.await;
+                calls.record(&call, started, response.as_ref().ok());
+                Ok::<_, BoxError>((response?, call, calls.signs))
+            });
+            let ended = attempt.join_next().await;
             heartbeat::progress();
-            calls.record(&call, started, response.as_ref().ok());
-            let response = response?;
+            let (response, call, signs) = ended.ok_or("the attempt never began")???;
             if call.verb != "watch" || !response.status().is_success() {
                 return Ok(response);
             }
-            let signs = calls.signs;
             Ok(response
                 .map(|body| Box::new(WatchBody { body, kind: call.resource, failed: false, signs }) as Box<DynBody>))
         }

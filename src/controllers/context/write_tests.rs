@@ -212,3 +212,46 @@ async fn every_node_class_gets_the_event() {
     let events = api.events();
     assert_eq!(events, ["a", "b"].map(|name| format!("Normal SpotPricesReadable on EC2NodeClass/{name}: again")));
 }
+
+#[tokio::test]
+async fn taints_are_replaced_unless_they_changed() {
+    let taint = |key: &str| json!({"key": key, "effect": "NoSchedule"});
+    let known: Node = node("x", &json!({"spec": {"taints": [taint("a")]}, "metadata": {"labels": {"old": "1"}}}));
+    let bare: Node = node("x", &json!({}));
+    let refused = Fault::Refused(Refusal::invalid("denied by a policy"));
+    for (case, read, patch, fault, expected) in [
+        ("unchanged", &known, json!({}), None, Ok("b, new")),
+        ("another status", &known, json!({"status": {"phase": "Running"}}), None, Ok("b, new")),
+        ("another label", &known, json!({"metadata": {"labels": {"other": "1"}}}), None, Ok("b, new other")),
+        ("another taint", &known, json!({"spec": {"taints": [taint("a"), taint("c")]}}), None, Err(409)),
+        ("refused", &known, json!({}), Some(refused), Err(422)),
+        ("without taints and labels", &bare, json!({}), None, Ok("b, new")),
+        ("a taint where there was none", &bare, json!({"spec": {"taints": [taint("c")]}}), None, Err(409)),
+    ] {
+        let api = FakeApi::default();
+        api.put(read);
+        let read: Node = serde_json::from_value(api.stored("nodes/x").unwrap()).unwrap();
+        if patch != json!({}) {
+            let mut present = serde_json::to_value(&read).unwrap();
+            json_patch::merge(&mut present, &patch);
+            api.put(&serde_json::from_value::<Node>(present).unwrap());
+        }
+        if let Some(fault) = fault {
+            api.inject_on("PATCH nodes/x", fault);
+        }
+        let world = World::new(api);
+        let taints: Vec<Taint> = serde_json::from_value(json!([taint("b")])).unwrap();
+        let done = world.context().set_taints(&read, &taints, &[("new", Some("1")), ("old", None)]).await;
+        let code = |error: &kube::Error| matches!(error, kube::Error::Api(status) if Err(status.code) == expected);
+        match (&done, expected) {
+            (Ok(()), Ok(expected)) => {
+                let stored = world.api.stored("nodes/x").unwrap();
+                let keys: Vec<String> = stored["metadata"]["labels"].as_object().unwrap().keys().cloned().collect();
+                let found = format!("{}, {}", stored["spec"]["taints"][0]["key"].as_str().unwrap(), keys.join(" "));
+                assert_eq!(found, expected, "{case}");
+            }
+            (Err(error), Err(_)) => assert!(code(error), "{case}: {error}"),
+            _ => panic!("{case}: {done:?}"),
+        }
+    }
+}

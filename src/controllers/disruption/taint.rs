@@ -1,8 +1,6 @@
 //! The disruption taint, which keeps new pods off a leaving node.
 
 use k8s_openapi::api::core::v1::{Node, Taint};
-use kube::ResourceExt;
-use serde_json::json;
 
 use crate::controllers::context::Context;
 use crate::decisions::disruption::mark::is_tainted;
@@ -15,29 +13,16 @@ pub async fn taint(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
         return Ok(());
     }
     let taint = Taint { key: labels::DISRUPTED_TAINT.into(), effect: "NoSchedule".into(), ..Taint::default() };
-    let taints: Vec<&Taint> = other_taints(node).chain([&taint]).collect();
-    let patch = json!({
-        "metadata": {
-            "resourceVersion": node.resource_version(),
-            "labels": {(labels::EXCLUDE_FROM_LOAD_BALANCERS): "karpenter"},
-        },
-        "spec": {"taints": taints},
-    });
-    ctx.patch_node(&node.name_any(), &patch).await
+    let taints: Vec<Taint> = other_taints(node).chain([taint]).collect();
+    ctx.set_taints(node, &taints, &[(labels::EXCLUDE_FROM_LOAD_BALANCERS, Some("karpenter"))]).await
 }
 
 /// Reverts [`taint`].
 pub async fn untaint(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
-    let patch = json!({
-        "metadata": {
-            "resourceVersion": node.resource_version(),
-            "labels": {(labels::EXCLUDE_FROM_LOAD_BALANCERS): null},
-        },
-        "spec": {"taints": other_taints(node).collect::<Vec<_>>()},
-    });
-    ctx.patch_node(&node.name_any(), &patch).await
+    let taints: Vec<Taint> = other_taints(node).collect();
+    ctx.set_taints(node, &taints, &[(labels::EXCLUDE_FROM_LOAD_BALANCERS, None)]).await
 }
 
-fn other_taints(node: &Node) -> impl Iterator<Item = &Taint> {
-    node.taints().filter(|taint| taint.key != labels::DISRUPTED_TAINT)
+fn other_taints(node: &Node) -> impl Iterator<Item = Taint> {
+    node.taints().filter(|taint| taint.key != labels::DISRUPTED_TAINT).cloned()
 }

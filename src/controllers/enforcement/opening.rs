@@ -60,12 +60,8 @@ pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Openi
     let planned_taint = opening.planned_taint;
     let removed = [labels::UNREGISTERED_TAINT, labels::PLANNED_TAINT];
     let taints = node.taints().filter(|taint| !removed.contains(&taint.key.as_str()));
-    let taints: Vec<&Taint> = taints.chain(&planned_taint).collect();
-    let patch = json!({
-        "metadata": {"resourceVersion": node.resource_version(), "labels": {(labels::REGISTERED): "true"}},
-        "spec": {"taints": taints},
-    });
-    ctx.patch_node(&name, &patch).await?;
+    let taints: Vec<Taint> = taints.chain(&planned_taint).cloned().collect();
+    ctx.set_taints(node, &taints, &[(labels::REGISTERED, Some("true"))]).await?;
     tracing::info!(node = name, claim = claim_name, planned_taint = planned_taint.is_some(), "opened node for pods");
     Ok(Opening::Opened)
 }

@@ -2,8 +2,8 @@
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
+use kube::Api;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use crate::clock;
@@ -65,8 +65,7 @@ fn other_taints(node: &Node) -> impl Iterator<Item = Taint> {
 async fn set_taints(ctx: &Context, name: &str, taints: impl FnOnce(&Node) -> Vec<Taint>) {
     let Some(node) = ctx.cluster.read().nodes.get(name).cloned() else { return };
     let taints = taints(&node);
-    let patch = json!({"metadata": {"resourceVersion": node.resource_version()}, "spec": {"taints": taints}});
-    match ctx.patch_node(name, &patch).await {
+    match ctx.set_taints(&node, &taints, &[]).await {
         Ok(()) => tracing::debug!(node = name, "changed planned taint"),
         Err(error) if is_not_found(&error) || is_conflict(&error) => {}
         Err(error) => tracing::warn!(node = name, %error, "failed to change planned taint, retrying"),

@@ -47,12 +47,52 @@ async fn the_first_candidate_creates_the_lease_and_the_second_follows() {
     assert_eq!(described(a.attempt().await), "leads");
     assert_eq!(described(b.attempt().await), "follows");
     assert_eq!(described(a.attempt().await), "leads");
-    let get = format!("GET {LEASE}");
-    assert_eq!(api.lines(), [&get, "POST leases/kube-system", &get, &get, &format!("PUT {LEASE}")].map(str::to_owned));
+    let (get, put) = (format!("GET {LEASE}"), format!("PUT {LEASE}"));
+    assert_eq!(api.lines(), [&get, "POST leases/kube-system", &get, &put].map(str::to_owned));
     let lease = api.stored(LEASE).unwrap();
     assert_eq!(lease["spec"]["leaseDurationSeconds"], 15);
     assert_eq!(lease["spec"]["leaseTransitions"], 0);
     assert_eq!(holder(&api), r#""a""#);
+}
+
+#[tokio::test]
+async fn a_renewal_reads_the_lease_only_after_a_failed_attempt() {
+    let api = held_by_a().await;
+    let mut a = candidate(&api, "a");
+    assert_eq!(described(a.attempt().await), "leads");
+    for (faults, outcome, requests) in [(1, "overtaken", "PUT"), (0, "leads", "GET, PUT"), (0, "leads", "PUT")] {
+        api.reset();
+        api.inject(Fault::WrittenByAnother, faults, |request| request.method == "PUT");
+        assert_eq!(described(a.attempt().await), outcome);
+        let made: Vec<String> = api.lines().iter().map(|line| line.replace(&format!(" {LEASE}"), "")).collect();
+        assert_eq!(made.join(", "), requests);
+    }
+    let mut b = candidate(&api, "b");
+    b.timing.duration = Duration::ZERO;
+    assert_eq!(described(b.attempt().await), "leads", "the lease of a has expired");
+    assert_eq!(described(a.attempt().await), "overtaken");
+    assert_eq!(described(a.attempt().await), "follows");
+    assert_eq!(holder(&api), r#""b""#);
+}
+
+#[tokio::test]
+async fn a_failed_renewal_is_repeated_soon() {
+    let api = held_by_a().await;
+    let put = format!("PUT {LEASE}");
+    let attempts = || api.lines().iter().filter(|line| **line == put).count();
+    api.inject_on(&put, Fault::Refused(Refusal::gateway_timeout()));
+    let mut a = impatient(&api, "a", NEVER);
+    (a.timing.renew_deadline, a.timing.retry) = (NEVER, NEVER);
+    let failed = async {
+        while attempts() == 0 {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::sleep(a.timing.period * 50).await;
+    };
+    tokio::select! {
+        why = a.renew() => panic!("{why}"),
+        () = failed => assert_eq!(attempts(), 1, "the wait is that for a retry"),
+    }
 }
 
 #[tokio::test]

@@ -144,9 +144,9 @@ async fn carry_out(ctx: &Context, name: &str, step: &Step) -> Result<Requeue, St
         (Step::Sync, Some(node)) if lacks_unregistered_taint(node) => {
             let note = "the node registered without the taint karpenter.sh/unregistered: pods may have been bound to it too early";
             ctx.emit_for_claim(&claim, events::UNREGISTERED_TAINT_MISSING.note(note)).await;
-            ctx.patch_node(&node.name_any(), &sync_patch(&claim, node)).await?;
+            ctx.add_to_node(&node.name_any(), &sync_patch(&claim, node)).await?;
         }
-        (Step::Sync, Some(node)) => ctx.patch_node(&node.name_any(), &sync_patch(&claim, node)).await?,
+        (Step::Sync, Some(node)) => ctx.add_to_node(&node.name_any(), &sync_patch(&claim, node)).await?,
         (Step::Open, Some(node)) => {
             return Ok(match open(ctx, &claim, node).await? {
                 Opening::Opened => Requeue::Now,

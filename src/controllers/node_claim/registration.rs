@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Node, Taint};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 
@@ -22,36 +23,26 @@ const MAX_NAMED_NODES: usize = 5;
 
 /// The patch that writes the claim's labels, annotations and taints, its owner reference and our finalizer to its Node.
 pub fn sync_patch(claim: &NodeClaim, node: &Node) -> Value {
-    let mut finalizers = node.finalizers().to_vec();
-    finalizers.push(labels::TERMINATION_FINALIZER.into());
-    let mut taints: Vec<Taint> = node.taints().cloned().collect();
-    if !node.is_labeled(labels::DO_NOT_SYNC_TAINTS) {
-        for taint in claim.spec.taints.iter().chain(&claim.spec.startup_taints) {
-            if !taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect) {
-                taints.push(taint.clone());
-            }
-        }
-    }
-    let mut owners = node.owner_references().to_vec();
-    if let Some(mut owner) = claim.owner_ref(&())
-        && !owners.iter().any(|other| other.uid == owner.uid)
-    {
-        owner.block_owner_deletion = Some(true);
-        owners.push(owner);
-    }
     // Our own annotations concern the claim only.
     let annotations: BTreeMap<_, _> =
         claim.annotations().iter().filter(|(key, _)| !key.starts_with("stowage.dev/")).collect();
-    json!({
-        "metadata": {
-            "resourceVersion": node.resource_version(),
-            "finalizers": finalizers,
-            "ownerReferences": owners,
-            "labels": single_values(claim),
-            "annotations": annotations,
-        },
-        "spec": {"taints": taints},
-    })
+    let owner = claim.owner_ref(&()).map(|owner| OwnerReference { block_owner_deletion: Some(true), ..owner });
+    let mut patch = json!({"metadata": {
+        "uid": node.metadata.uid,
+        "finalizers": [labels::TERMINATION_FINALIZER],
+        "ownerReferences": owner.as_slice(),
+        "labels": single_values(claim),
+        "annotations": annotations,
+    }});
+    let has = |taint: &&Taint| node.taints().any(|other| other.key == taint.key && other.effect == taint.effect);
+    let of_claim = || claim.spec.taints.iter().chain(&claim.spec.startup_taints);
+    let missing: Vec<&Taint> = of_claim().filter(|taint| !has(taint)).collect();
+    if !missing.is_empty() && !node.is_labeled(labels::DO_NOT_SYNC_TAINTS) {
+        // Unlike the others, this list is replaced.
+        patch["metadata"]["resourceVersion"] = json!(node.resource_version());
+        patch["spec"] = json!({"taints": node.taints().chain(missing).collect::<Vec<_>>()});
+    }
+    patch
 }
 
 /// Sets the Registered condition and the claim's node name.

@@ -10,6 +10,7 @@ use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::ObjectExt;
 use crate::state::plan_record::Holds;
+use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
 
 /// After this time without a pod bound as planned, the pods of a class no longer count as progressing.
@@ -95,14 +96,17 @@ impl Progress {
         self.bound.retain(|_, at| !at.is_older_than(PROGRESS_TIMEOUT, now));
     }
 
-    /// Claims whose holds end soon although pods of a held class are still being bound.
+    /// Claims whose holds end soon although pods of a held class are still being bound, or a scheduler that is late has not attempted a held pod.
     pub fn to_renew(&self, state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<String> {
         let is_due = |claim: &&String| {
             let node = state.claims.get(*claim).and_then(|claim| state.node_of(claim));
             let young = node.is_some_and(|node| !node.created_at().is_older_than(MAX_HOLD_AGE, now));
             let ends = state.planned.get(*claim).is_some_and(|plan| plan.hold_until < now + RENEW_BEFORE);
-            let mut classes = holds.by_claim[*claim].iter().filter_map(|hold| class_of(state, hold.pod.as_ref()?));
-            young && ends && classes.any(|class| self.bound.contains_key(class))
+            let mut pods = holds.by_claim[*claim].iter().filter_map(|hold| state.pods.get(hold.pod.as_ref()?));
+            let progresses = |pod: &PodRecord| {
+                pod.awaits_attempt || pod.entry.as_ref().is_ok_and(|entry| self.bound.contains_key(&entry.class))
+            };
+            young && ends && pods.any(progresses)
         };
         holds.by_claim.keys().filter(is_due).cloned().collect()
     }
@@ -119,7 +123,7 @@ mod tests {
 
     use super::*;
     use crate::decisions::holds::resolve;
-    use crate::test_support::state_with_planned_pod;
+    use crate::test_support::{objects, state_with_planned_pod};
 
     fn hold(end: HoldEnd) -> EndedHold {
         EndedHold { claim: "c".into(), pod: "n/a".into(), end }
@@ -153,6 +157,8 @@ mod tests {
         let mut node = Node::clone(&state.nodes["node-c"]);
         node.metadata.creation_timestamp = serde_json::from_value(json!("1970-01-01T00:00:00Z")).ok();
         state.apply_node(node);
+        let rejected = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
+        state.apply_pod(&objects::pod("a", &json!({"status": {"conditions": [rejected]}})), UnixMillis(1));
         let mut progress = Progress::default();
         let due = |now: UnixMillis, progress: &Progress, state: &ClusterState| {
             progress.to_renew(state, &resolve(state, UnixMillis(5)), now)
@@ -170,5 +176,29 @@ mod tests {
         assert!(due(UnixMillis(0) + MAX_HOLD_AGE, &progress, &state).is_empty(), "the node is too old");
         progress.expire(UnixMillis(1) + PROGRESS_TIMEOUT);
         assert!(progress.bound.is_empty());
+    }
+
+    #[test]
+    fn a_hold_is_renewed_until_the_scheduler_has_attempted_its_pod() {
+        let mut state = state_with_planned_pod(None);
+        let mut node = Node::clone(&state.nodes["node-c"]);
+        node.metadata.creation_timestamp = serde_json::from_value(json!("1970-01-01T00:00:00Z")).ok();
+        state.apply_node(node);
+        state.planned.get_mut("c").unwrap().hold_until = UnixMillis(60_000);
+        for (case, generation, condition, renewed) in [
+            ("never", 1, json!(null), true),
+            ("before it got its toleration", 2, json!(1), true),
+            ("since then", 2, json!(2), false),
+            ("not known", 2, json!(null), false),
+        ] {
+            let rejected = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                "observedGeneration": condition});
+            let conditions = if case == "never" { json!([]) } else { json!([rejected]) };
+            let patch = json!({"metadata": {"generation": generation}, "status": {"conditions": conditions}});
+            state.apply_pod(&objects::pod("a", &patch), UnixMillis(2));
+            let holds = resolve(&state, UnixMillis(5));
+            let due = Progress::default().to_renew(&state, &holds, UnixMillis(50_000));
+            assert_eq!(!due.is_empty(), renewed, "{case}");
+        }
     }
 }

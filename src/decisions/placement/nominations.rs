@@ -285,7 +285,9 @@ mod tests {
         let status = json!({"providerID": "aws:///z/i-1"});
         state.apply_claim(objects::claim("c", &json!({"metadata": {"annotations": plan}, "status": status})));
         let put = |name: &str, bound: Option<&str>, state: &mut ClusterState| {
-            state.apply_pod(&objects::pod(name, &json!({"spec": {"nodeName": bound}})), UnixMillis(1));
+            let rejected = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
+            let pod = json!({"spec": {"nodeName": bound}, "status": {"conditions": [rejected]}});
+            state.apply_pod(&objects::pod(name, &pod), UnixMillis(1));
         };
         put("a", None, &mut state);
         put("b", None, &mut state);

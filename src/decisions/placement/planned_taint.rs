@@ -24,7 +24,7 @@ use crate::state::instance_types::offering_of;
 use crate::state::node_state::keeps_daemons_off;
 use crate::state::object_ext::{NodeClaimExt, NodeExt};
 use crate::state::plan_record::{Hold, Holds};
-use crate::state::pods::PodRecord;
+use crate::state::pods::{PodRecord, Scheduling};
 use crate::state::tables::ClusterState;
 
 /// In each topology domain, at most this many times `maxSkew` pods of a hard spread constraint are admitted and not bound.
@@ -161,7 +161,8 @@ fn domain_of(state: &ClusterState, claim: &NodeClaim, key: &str) -> Option<Strin
 }
 
 /// Pods to admit to nodes with the planned taint. The toleration triggers a retry of the scheduler, so it is not added before the node
-/// is open, and pods with a hard spread constraint get it in the order in which they can be bound: no attempt fails.
+/// is open, and pods with a hard spread constraint get it in the order in which they can be bound: no attempt fails. A pod whose first attempt
+/// is still to come gets it at once: without it, that attempt would fail.
 fn to_admit(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<Admission> {
     let mut out = Vec::new();
     let mut domains: Domains<'_> = HashMap::new();
@@ -182,7 +183,8 @@ fn to_admit(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<Admissi
             let Some(tainted_at) = tainted_at.filter(|_| !admitted) else { continue };
             let admission =
                 Admission { pod: PodRef::of(pod), claim: claim.uid().unwrap_or_default(), first: !pod.tolerates };
-            if own.is_empty() || tainted_at.is_older_than(ORDER_TIMEOUT, now) {
+            let is_queued = pod.scheduling == Scheduling::Unattempted;
+            if own.is_empty() || is_queued || tainted_at.is_older_than(ORDER_TIMEOUT, now) {
                 out.push(admission);
             } else {
                 candidates.push((own, admission));

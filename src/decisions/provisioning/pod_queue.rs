@@ -60,7 +60,7 @@ impl PodQueue {
         let others = state.unbound.iter().filter(|key| !demand.contains(key)).filter_map(|key| state.pods.get(key));
         let unattempted = others
             .filter(|pod| pod.scheduling == Scheduling::Unattempted && !pod.daemon && pod.deleted_at.is_none())
-            .filter(|pod| state.is_scheduled(pod) && !pod.first_seen.is_older_than(ATTEMPT_PERIOD, now))
+            .filter(|pod| state.schedulers.has(pod) && !pod.first_seen.is_older_than(ATTEMPT_PERIOD, now))
             .count();
         for key in demand {
             if !self.failed.contains_key(key) {

@@ -30,7 +30,8 @@ pub(crate) fn merge_copies(state: &mut PlanState<'_, '_>) {
     let most = state.cost() / LEAST_NODES;
     let mut kinds: BTreeMap<(usize, &Pattern), Vec<usize>> = BTreeMap::new();
     for (at, node) in state.purchased.iter().enumerate() {
-        if (1..=most / 2).contains(&state.column_sets.columns[node.column].price) {
+        let of = &state.column_sets.columns[node.column];
+        if of.left.is_none() && (1..=most / 2).contains(&of.price) {
             kinds.entry((node.column, &node.pattern)).or_default().push(at);
         }
     }
@@ -55,14 +56,16 @@ fn merge_kind(state: &mut PlanState<'_, '_>, mut copies: &[usize], most: i64, dr
     let Some(node) = copies.first().map(|at| state.purchased[*at].clone()) else { return };
     let common = common_columns(state, node.column, &node.pattern);
     while let Some(merged) = larger(state, &node, &common, copies.len(), most) {
+        let mut done = 0;
         for group in copies.chunks_exact(merged.copies) {
             for _ in group {
                 state.refund(node.column);
             }
             if !state.affords(merged.column) {
                 state.spend(node.column, group.len());
-                return;
+                break;
             }
+            done += group.len();
             state.spend(merged.column, 1);
             state.purchased[group[0]] =
                 PurchasedNode { column: merged.column, pattern: times(&node.pattern, merged.copies) };
@@ -70,12 +73,23 @@ fn merge_kind(state: &mut PlanState<'_, '_>, mut copies: &[usize], most: i64, dr
                 dropped[*at] = true;
             }
         }
-        copies = copies.chunks_exact(merged.copies).remainder();
+        copies = &copies[done..];
     }
 }
 
 fn times(pattern: &Pattern, copies: usize) -> Pattern {
     pattern.iter().map(|(item, count)| (*item, count * copies)).collect()
+}
+
+/// Whether the limits of its NodePool admit `column` instead of `copies` nodes.
+fn affords_instead(state: &PlanState<'_, '_>, of: usize, copies: usize, column: usize) -> bool {
+    let mut budget = state.budgets[state.column_sets.pool(of)].clone();
+    if budget.is_limited() {
+        for _ in 0..copies {
+            budget.refund(&state.column_sets.instance_type(of).capacity);
+        }
+    }
+    budget.allows(&state.column_sets.instance_type(column).capacity)
 }
 
 /// The column that replaces most of `copies` equal nodes at no higher price, of those that cost at most `most`.
@@ -100,6 +114,7 @@ fn larger(state: &PlanState<'_, '_>, node: &PurchasedNode, common: &Bits, copies
             let load: Vec<i64> = load.iter().map(|need| total(*need, fit)).collect();
             can_hold(state, column, &load, common, node.column)
                 && min_values_hold(state, column, &times(&node.pattern, fit))
+                && affords_instead(state, node.column, fit, column)
         };
         if replaces_more && costs_no_more && holds() {
             best = Some(Merged { column, copies: fit });
@@ -113,7 +128,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::planner::improve::merge::merge_copies;
-    use crate::test_support::plan_stages::{column, instance, purchase, purchased};
+    use crate::test_support::plan_stages::{instance, purchase, purchased};
     use crate::test_support::planner::{HOST, World};
 
     /// The nodes after `nodes` copies with one pod of two CPUs each were merged, by their number.
@@ -122,13 +137,12 @@ mod tests {
         world.pods("p", nodes, &json!({"app": "p"}), "2", "1Gi", spec);
         let mut instance = instance(&world);
         let mut state = instance.state(false);
-        let of = column(&state, instance_type, "z-b");
         for _ in 0..nodes {
             purchase(&mut state, instance_type, "z-b", &[("p", 1)]);
         }
         let before = state.cost();
         merge_copies(&mut state);
-        assert!(state.cost() <= before && state.column_sets.columns[of].price > 0);
+        assert!(state.cost() <= before);
         let mut counts: Vec<(String, usize)> = Vec::new();
         for node in purchased(&state) {
             match counts.last_mut() {
@@ -173,7 +187,10 @@ mod tests {
 
     #[test]
     fn limits_of_the_node_pool_hold() {
-        let of = |limits: Value| merged(json!({"limits": limits}), &json!({}), 60, "a1.x2");
-        assert_eq!(of(json!({"cpu": "120"})), ["30 a1.x4 in z-a: p 2"], "as many CPUs as before");
+        let of = |limits: Value, copies| merged(json!({"limits": limits}), &json!({}), copies, "c1.x2");
+        assert_eq!(of(json!({"cpu": "120"}), 60), ["30 a1.x4 in z-a: p 2"], "as many CPUs as before");
+        assert_eq!(of(json!({"memory": "240Gi"}), 60), ["30 c1.x4 in z-a: p 2"], "as much memory as before");
+        let some = ["10 a1.x4 in z-a: p 2", "20 c1.x4 in z-a: p 2"];
+        assert_eq!(of(json!({"memory": "320Gi"}), 60), some, "80 GiB more than before");
     }
 }

@@ -273,29 +273,6 @@ fn of_several_nodes_with_one_provider_id_the_first_keeps_the_claim() {
     }
 }
 
-#[test]
-fn a_scheduler_is_known_once_it_rejects_a_pod() {
-    let mut state = ClusterState::default();
-    let of = |scheduler: &str, rejected: bool| {
-        let condition = serde_json::json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
-        let conditions = if rejected { serde_json::json!([condition]) } else { serde_json::json!([]) };
-        objects::pod(
-            scheduler,
-            &serde_json::json!({"spec": {"schedulerName": scheduler}, "status": {"conditions": conditions}}),
-        )
-    };
-    for (scheduler, rejected, known) in
-        [("default-scheduler", false, true), ("nobody", false, false), ("nobody", true, true)]
-    {
-        state.apply_pod(&of(scheduler, rejected), UnixMillis(1));
-        assert_eq!(state.is_scheduled(&state.pods[&format!("n/{scheduler}")]), known, "{scheduler}");
-    }
-    for number in 0..2 * MAX_SCHEDULERS {
-        state.apply_pod(&of(&number.to_string(), true), UnixMillis(1));
-    }
-    assert_eq!(state.schedulers.len(), MAX_SCHEDULERS);
-}
-
 /// Applies and deletes this many pods, each with a label set, an owner and a name of its own; `alive` of them exist at a time. Every
 /// thousandth has 10,000 unique labels. `observe` is called 20 times.
 fn churn(pods: usize, alive: usize, mut observe: impl FnMut(&ClusterState, usize)) {

@@ -93,6 +93,20 @@ pub enum Patch {
     Merge(Value),
     /// RFC 6902.
     Json(Value),
+    /// As a merge patch, but finalizers and owner references are added to those of the object.
+    Strategic(Value),
+}
+
+/// The elements of `old` and, after them, those of `new` that it lacks.
+fn union(old: &Value, new: &Value) -> Value {
+    let mut all = old.as_array().cloned().unwrap_or_default();
+    let key = |element: &Value| element.get("uid").unwrap_or(element).clone();
+    for element in new.as_array().into_iter().flatten() {
+        if !all.iter().any(|other| key(other) == key(element)) {
+            all.push(element.clone());
+        }
+    }
+    Value::Array(all)
 }
 
 /// The objects.
@@ -187,6 +201,14 @@ impl Store {
         let mut new = old.clone();
         match patch {
             Patch::Merge(patch) => json_patch::merge(&mut new, &patch),
+            Patch::Strategic(mut patch) => {
+                for list in ["finalizers", "ownerReferences"] {
+                    if let Some(added) = patch["metadata"].get_mut(list) {
+                        *added = union(&old["metadata"][list], added);
+                    }
+                }
+                json_patch::merge(&mut new, &patch);
+            }
             Patch::Json(operations) => {
                 let operations: json_patch::Patch =
                     serde_json::from_value(operations).map_err(|error| Refusal::invalid(error.to_string()))?;

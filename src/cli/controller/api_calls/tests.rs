@@ -74,6 +74,20 @@ async fn requests_are_counted_by_verb_resource_and_code() {
     assert_eq!(calls.signs.ages(clock::now()).count(), 0, "a list is recorded when it is complete");
 }
 
+#[tokio::test]
+async fn a_caller_that_does_something_else_keeps_nobody_waiting() {
+    let calls = ApiCalls { metrics: Metrics::new(), signs: Arc::default() };
+    let pods: Api<Pod> = Api::all(client(&calls, &["{\"items\":[],\"metadata\":{}}"], true));
+    let parameters = ListParams::default();
+    let mut begun: Vec<_> = (0..IN_FLIGHT).map(|_| Box::pin(pods.list(&parameters))).collect();
+    for request in &mut begun {
+        assert!(futures::poll!(request).is_pending());
+    }
+    let another = tokio::time::timeout(Duration::from_secs(10), pods.list(&parameters)).await;
+    another.expect("a request in time").unwrap();
+    assert_eq!(begun.len(), IN_FLIGHT, "none of them was polled since then");
+}
+
 #[test]
 fn the_date_of_a_response_is_read() {
     let with = |date: &str| {

@@ -101,7 +101,7 @@ async fn a_move_is_rolled_back_under_every_failure() {
     insta::assert_snapshot!(transcript(setup, passed).await, @r#"
     undisturbed: passed
       DELETE nodeclaims/new {"preconditions":{"uid":"uid-new"}}
-      PATCH nodes/source {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":null},"resourceVersion":"4"},"spec":{"taints":[]}}
+      PATCH nodes/source [{"op":"test","path":"/metadata/uid","value":"node-source"},{"op":"test","path":"/metadata/resourceVersion","value":"4"},{"op":"add","path":"/spec/taints","value":[]}]
       PATCH nodeclaims/source {"metadata":{"annotations":{"stowage.dev/disrupting":null,"stowage.dev/move":null},"resourceVersion":"6"}}
       event Normal DisruptionCanceled on NodeClaim/source: disruption as Underutilized is taken back: pod n/late fits on no other node
       event Normal DisruptionCanceled on Node/source: disruption as Underutilized is taken back: pod n/late fits on no other node

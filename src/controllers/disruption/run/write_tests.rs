@@ -93,7 +93,7 @@ async fn a_node_is_unmarked_under_every_failure() {
     .await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
-      PATCH nodes/x {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":null},"resourceVersion":"3"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"}]}}
+      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]},{"op":"replace","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"}]}]
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":null,"stowage.dev/move":null},"resourceVersion":"1"}}
       changes nodeclaims/c (metadata.annotations), nodes/x (spec.taints)
     again: ok, 2 writes, as undisturbed

@@ -63,7 +63,7 @@ async fn a_disruption_begins_under_every_failure() {
     insta::assert_snapshot!(text, @r#"
     undisturbed: done
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":"Empty/"},"resourceVersion":"2"}}
-      PATCH nodes/x {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"3"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
+      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/metadata/resourceVersion","value":"3"},{"op":"test","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"}]},{"op":"replace","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]},{"op":"add","path":"/metadata/labels","value":{}},{"op":"add","path":"/metadata/labels/node.kubernetes.io~1exclude-from-external-load-balancers","value":"karpenter"}]
       event Normal DisruptionTerminating on NodeClaim/c: disrupting node: Empty
       changes nodeclaims/c (metadata.annotations), nodes/x (metadata.labels spec.taints)
     again: done, no write, as undisturbed
@@ -245,7 +245,7 @@ async fn a_move_to_a_node_that_exists_begins_under_every_failure() {
     undisturbed: 1 begun
       PATCH nodeclaims/other {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME","stowage.dev/planned-owners":"{\"n/on-light\":{\"at_ms\":MILLIS,\"source\":\"light\",\"uid\":\"r\",\"until_ms\":MILLIS}}","stowage.dev/planned-pods":"[\"n/on-light\"]"}}}
       PATCH nodeclaims/light {"metadata":{"annotations":{"stowage.dev/disrupting":"Underutilized/","stowage.dev/move":"{\"at\":\"TIME\",\"give_up\":\"TIME\",\"id\":\"light/TIME\",\"sources\":[\"light\"],\"usd_per_hour\":0.096}"},"resourceVersion":"3"}}
-      PATCH nodes/light {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"4"},"spec":{"taints":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
+      PATCH nodes/light [{"op":"test","path":"/metadata/uid","value":"node-light"},{"op":"test","path":"/metadata/resourceVersion","value":"4"},{"op":"add","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]},{"op":"add","path":"/metadata/labels/node.kubernetes.io~1exclude-from-external-load-balancers","value":"karpenter"}]
       event Normal Unconsolidatable on NodeClaim/other: node stays: can't replace with a cheaper node: the new nodes for its pods would cost as much or more. It costs 0.0960 USD/h
       event Normal Unconsolidatable on Node/other: node stays: can't replace with a cheaper node: the new nodes for its pods would cost as much or more. It costs 0.0960 USD/h
       event Normal DisruptionTerminating on NodeClaim/light: disrupting node: Underutilized
@@ -298,7 +298,7 @@ async fn f4_a_move_to_a_new_node_begins_under_every_failure() {
     undisturbed: 1 begun
       POST nodeclaims {"apiVersion":"karpenter.sh/v1","kind":"NodeClaim","metadata":{"annotations":{"karpenter.sh/nodepool-hash":"12956780401768863148","karpenter.sh/nodepool-hash-version":"v3","stowage.dev/hold-until":"TIME","stowage.dev/max-price":"0.729600","stowage.dev/planned-offering":"m5.large/z/on-demand","stowage.dev/planned-owners":"{\"n/on-big\":{\"at_ms\":MILLIS,\"source\":\"big\",\"uid\":\"r\",\"until_ms\":MILLIS}}","stowage.dev/planned-pods":"[\"n/on-big\"]","stowage.dev/replacement-generation":"1"},"finalizers":["karpenter.sh/termination"],"generateName":"p-","labels":{"karpenter.k8s.aws/ec2nodeclass":"default","karpenter.sh/nodepool":"p","team":"p"},"ownerReferences":[{"apiVersion":"karpenter.sh/v1","blockOwnerDeletion":true,"kind":"NodePool","name":"p","uid":"uid-p"}]},"spec":{"expireAfter":"720h","nodeClassRef":{"group":"karpenter.k8s.aws","kind":"EC2NodeClass","name":"default"},"requirements":[{"key":"node.kubernetes.io/instance-type","operator":"In","values":["m5.large","m5.4xlarge"]},{"key":"topology.kubernetes.io/zone","operator":"In","values":["z"]},{"key":"karpenter.sh/capacity-type","operator":"In","values":["on-demand"]}],"resources":{"requests":{"cpu":"1500m","pods":"1"}}}}
       PATCH nodeclaims/big {"metadata":{"annotations":{"stowage.dev/disrupting":"Underutilized/","stowage.dev/move":"{\"at\":\"TIME\",\"give_up\":\"TIME\",\"id\":\"big/TIME\",\"sources\":[\"big\"],\"usd_per_hour\":0.672}"},"resourceVersion":"3"}}
-      PATCH nodes/big {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"4"},"spec":{"taints":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
+      PATCH nodes/big [{"op":"test","path":"/metadata/uid","value":"node-big"},{"op":"test","path":"/metadata/resourceVersion","value":"4"},{"op":"add","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]},{"op":"add","path":"/metadata/labels/node.kubernetes.io~1exclude-from-external-load-balancers","value":"karpenter"}]
       event Normal DisruptionTerminating on NodeClaim/big: disrupting node: Underutilized
       changes nodeclaims/big (metadata.annotations), +nodeclaims/p-1, nodes/big (metadata.labels spec.taints)
     again: 0 begun, no write, as undisturbed

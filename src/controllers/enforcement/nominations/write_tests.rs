@@ -66,7 +66,7 @@ async fn pods_are_nominated_before_the_node_opens_under_every_failure() {
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME"}}}
       PATCH pods/n/a/status {"metadata":{"uid":"uid-a"},"status":{"nominatedNodeName":"x"}}
       PATCH pods/n/b/status {"metadata":{"uid":"uid-b"},"status":{"nominatedNodeName":"x"}}
-      PATCH nodes/x {"metadata":{"labels":{"karpenter.sh/registered":"true"},"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"}]}}
+      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/metadata/resourceVersion","value":"2"},{"op":"test","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"},{"effect":"NoExecute","key":"karpenter.sh/unregistered"}]},{"op":"replace","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"}]},{"op":"add","path":"/metadata/labels","value":{}},{"op":"add","path":"/metadata/labels/karpenter.sh~1registered","value":"true"}]
       changes nodes/x (metadata.labels spec.taints), pods/n/a (status), pods/n/b (status)
     again: open already, open already, no write, as undisturbed
     PATCH nodeclaims/c
@@ -119,7 +119,7 @@ async fn the_planned_taint_needs_no_nominations_under_every_failure() {
     insta::assert_snapshot!(text, @r#"
     undisturbed: open
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME"}}}
-      PATCH nodes/x {"metadata":{"labels":{"karpenter.sh/registered":"true"},"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"stowage.dev/planned","timeAdded":"TIME","value":"uid-c"}]}}
+      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/metadata/resourceVersion","value":"2"},{"op":"test","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"},{"effect":"NoExecute","key":"karpenter.sh/unregistered"}]},{"op":"replace","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"stowage.dev/planned","timeAdded":"TIME","value":"uid-c"}]},{"op":"add","path":"/metadata/labels","value":{}},{"op":"add","path":"/metadata/labels/karpenter.sh~1registered","value":"true"}]
       changes nodes/x (metadata.labels spec.taints)
     again: open already, no write, as undisturbed
     PATCH nodeclaims/c
@@ -152,7 +152,7 @@ async fn a_node_opens_without_nominations_where_placement_is_off_under_every_fai
     insta::assert_snapshot!(text, @r#"
     undisturbed: open
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME"}}}
-      PATCH nodes/x {"metadata":{"labels":{"karpenter.sh/registered":"true"},"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"}]}}
+      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/metadata/resourceVersion","value":"2"},{"op":"test","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"},{"effect":"NoExecute","key":"karpenter.sh/unregistered"}]},{"op":"replace","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"}]},{"op":"add","path":"/metadata/labels","value":{}},{"op":"add","path":"/metadata/labels/karpenter.sh~1registered","value":"true"}]
       changes nodes/x (metadata.labels spec.taints)
     again: open already, no write, as undisturbed
     PATCH nodeclaims/c
@@ -264,6 +264,11 @@ async fn holds_are_renewed_while_pods_of_their_class_are_bound_as_planned() {
     let soon = (now + second).rfc3339();
     let plan = json!({(labels::PLANNED_PODS): "[\"n/a\",\"n/b\"]", (labels::HOLD_UNTIL): soon});
     world.api.put(&claim("c", &json!({"metadata": {"annotations": plan}, "status": launched("i-1", &["Launched"])})));
+    for name in ["a", "b"] {
+        let rejected = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
+        let containers = json!([{"name": "c", "image": "i"}]);
+        world.api.put(&pod(name, &json!({"spec": {"containers": containers}, "status": {"conditions": [rejected]}})));
+    }
     let ctx = world.context();
     let (mut nominations, mut taints) = (Nominations::new(now), PlannedTaints::default());
     let hold_until =

@@ -78,7 +78,7 @@ async fn the_planned_taint_is_removed_under_every_failure() {
     let text = transcript(|| World { placement: PlacementMode::Extender, ..world() }, reconciled).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
-      PATCH nodes/x {"metadata":{"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"}]}}
+      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"stowage.dev/planned","timeAdded":"TIME","value":"uid-c"}]},{"op":"replace","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"}]}]
       changes nodes/x (spec.taints)
     again: ok, no write, as undisturbed
     PATCH nodes/x
@@ -178,7 +178,7 @@ async fn a_node_is_closed_while_pods_move_under_every_failure() {
     let text = transcript(moving, reconciled).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
-      PATCH nodes/x {"metadata":{"resourceVersion":"2"},"spec":{"taints":[{"effect":"PreferNoSchedule","key":"team"},{"effect":"NoSchedule","key":"stowage.dev/planned","timeAdded":"TIME","value":"uid-c"}]}}
+      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/spec/taints","value":[{"effect":"PreferNoSchedule","key":"team"}]},{"op":"replace","path":"/spec/taints","value":[{"effect":"PreferNoSchedule","key":"team"},{"effect":"NoSchedule","key":"stowage.dev/planned","timeAdded":"TIME","value":"uid-c"}]}]
       changes nodes/x (spec.taints)
     again: ok, no write, as undisturbed
     PATCH nodes/x

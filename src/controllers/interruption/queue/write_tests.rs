@@ -42,7 +42,7 @@ async fn an_interrupted_node_is_marked_and_tainted_under_every_failure() {
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":"SpotInterruption/2100-01-01T00:02:00Z"},"resourceVersion":"1"}}
-      PATCH nodes/x {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
+      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/metadata/resourceVersion","value":"2"},{"op":"test","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"}]},{"op":"replace","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]},{"op":"add","path":"/metadata/labels","value":{}},{"op":"add","path":"/metadata/labels/node.kubernetes.io~1exclude-from-external-load-balancers","value":"karpenter"}]
       event Warning SpotInterrupted on NodeClaim/c: Spot interruption warning: instance will be reclaimed in 2 minutes
       event Warning SpotInterrupted on Node/x: Spot interruption warning: instance will be reclaimed in 2 minutes
       changes nodeclaims/c (metadata.annotations), nodes/x (metadata.labels spec.taints)

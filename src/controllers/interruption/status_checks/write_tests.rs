@@ -65,7 +65,7 @@ async fn the_node_of_a_scheduled_event_is_marked_and_closed_under_every_failure(
     insta::assert_snapshot!(text, @r#"
     undisturbed: done
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":"event_status/TIME"},"resourceVersion":"1"}}
-      PATCH nodes/x {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
+      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/metadata/resourceVersion","value":"2"},{"op":"add","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]},{"op":"add","path":"/metadata/labels","value":{}},{"op":"add","path":"/metadata/labels/node.kubernetes.io~1exclude-from-external-load-balancers","value":"karpenter"}]
       event Warning InstanceUnhealthy on NodeClaim/c: event_status reported for instance i-1
       event Warning InstanceUnhealthy on Node/x: event_status reported for instance i-1
       changes nodeclaims/c (metadata.annotations), nodes/x (metadata.labels spec.taints)

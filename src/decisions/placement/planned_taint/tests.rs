@@ -55,8 +55,9 @@ fn pods_of_a_hard_spread_are_admitted_in_balanced_order() {
         let tolerations = admitted.map(
             |claim| json!([{"key": labels::PLANNED_TAINT, "value": format!("uid-{claim}"), "effect": "NoSchedule"}]),
         );
-        let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name}, "spec": {"containers": [], "nodeName": bound,
-            "tolerations": tolerations, "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": labels::ZONE,
+        let rejected = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
+        let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name}, "status": {"conditions": [rejected]},
+            "spec": {"containers": [], "nodeName": bound, "tolerations": tolerations, "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": labels::ZONE,
                 "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"app": "s"}}}]}});
         state.apply_pod(&serde_json::from_value(pod).unwrap(), UnixMillis(1));
     };
@@ -93,6 +94,10 @@ fn pods_of_a_hard_spread_are_admitted_in_balanced_order() {
     put(&mut state, "y1", Some("y"), Some("node-y"));
     assert_eq!(admitted(&state, soon), "y2 y3", "balanced, and at most two unbound in each zone");
     assert_eq!(admitted(&state, 60_000 + 10_000), "x3 x4 y2 y3 y4", "after the order timeout");
+    let mut queued = state.pods["n/y4"].clone();
+    queued.scheduling = Scheduling::Unattempted;
+    state.pods.insert("n/y4".into(), queued);
+    assert_eq!(admitted(&state, soon), "y2 y3 y4", "the first attempt of y4 is still to come");
 }
 
 #[test]
