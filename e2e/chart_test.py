@@ -829,13 +829,13 @@ class TestInstalled:
         cluster.plane.service_account("flow/stowage", config)
         uids = {item["metadata"]["uid"]: item["metadata"]["name"] for item in json.loads(cluster.kubectl("get", "flowschemas", "-o", "json").stdout)["items"]}
 
-        def schema(*request):
+        def schema(path):
             """The FlowSchema of a request, by its response."""
-            done = cluster.kubectl("-v=8", "get", *request, config=config, check=False)
-            return uids[re.findall(r"(?i)x-kubernetes-pf-flowschema-uid: (\S+)", done.stderr)[-1]]
+            done = cluster.kubectl("-v=8", "get", "--raw", path, config=config, check=False)
+            return uids[re.search(r"(?i)x-kubernetes-pf-flowschema-uid: (\S+)", done.stderr)[1]]
 
-        lease = ("leases", "karpenter-leader-election", "-n")
-        schemas = lambda: [schema(*lease, "kube-public"), schema(*lease, "flow"), schema("nodes"), schema("--raw", "/version")]
+        lease = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/karpenter-leader-election"
+        schemas = lambda: [schema(path) for path in (lease.format("kube-public"), lease.format("flow"), "/api/v1/nodes", "/version")]
         wait_until(lambda: schemas() == ["stowage-lease", "stowage", "stowage", "stowage"], 30, "the FlowSchemas apply", schemas)
 
     def test_the_right_to_nominate_pods_is_granted_only_where_it_is_used(self, cluster):

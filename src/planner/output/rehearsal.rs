@@ -8,13 +8,14 @@
 //! The topology stage decides counts per domain; this stage sees the nodes that the pods got, all keys and the host name, and every running pod.
 
 mod builder;
+mod counts;
 
 use std::collections::{BTreeMap, HashMap};
-use std::rc::Rc;
 
 use crate::model::pod_class::PodClass;
 use crate::planner::groups::topology::divide::mix;
 use crate::planner::output::rehearsal::builder::Builder;
+use crate::planner::output::rehearsal::counts::{Cell, NOWHERE, Node, Rules, SpreadTally, Tally};
 use crate::planner::state::demand::pattern::remove_pods;
 use crate::planner::state::plan_state::PlanState;
 
@@ -29,9 +30,6 @@ const MAX_REHEARSALS: usize = 20;
 /// Nodes times rules up to which plans are rehearsed: each rule counts pods by domain, and the host name has a domain for each node.
 const MAX_COUNTED: usize = 2_000_000;
 
-/// Domain of a node without the label.
-const NOWHERE: usize = usize::MAX;
-
 /// Withdraws pods that kube-scheduler binds in some orders only. Requires that merged items are split.
 pub(crate) fn withdraw_unbindable(state: &mut PlanState<'_, '_>) {
     for _ in 0..MAX_REHEARSALS {
@@ -45,15 +43,6 @@ pub(crate) fn withdraw_unbindable(state: &mut PlanState<'_, '_>) {
         }
         remove_empty(state);
     }
-}
-
-/// Where pods are: a node of the plan.
-#[derive(Clone, Copy)]
-enum Node {
-    /// Index into the placements.
-    Existing(usize),
-    /// Index into the purchased nodes.
-    New(usize),
 }
 
 fn withdraw(state: &mut PlanState<'_, '_>, places: &[(Node, usize, usize)], mut left: usize) {
@@ -82,73 +71,6 @@ fn remove_empty(state: &mut PlanState<'_, '_>) {
     for column in empty {
         state.refund(column);
     }
-}
-
-/// Pods of one group whose nodes no rule of the group distinguishes.
-struct Cell {
-    group: usize,
-    /// Domain by key.
-    domains: Rc<[usize]>,
-    /// The spread constraints that count the pods here, as indexes of tallies.
-    counted: Vec<usize>,
-    pods: usize,
-    /// Node, item and number of pods.
-    places: Vec<(Node, usize, usize)>,
-}
-
-/// Pods of a selector by domain of a key.
-#[derive(Clone)]
-struct Tally {
-    key: usize,
-    pods: Vec<i64>,
-    everywhere: i64,
-    /// Pods whose required anti-affinity excludes the selected pods.
-    refusers: Vec<i64>,
-}
-
-/// Pods that a spread constraint counts.
-#[derive(Clone)]
-struct SpreadTally {
-    key: usize,
-    /// Whether it counts each node.
-    nodes: Rc<[bool]>,
-    pods: Vec<i64>,
-    /// Domains with a counted node.
-    eligible: Rc<[usize]>,
-    /// The least count of the eligible domains, and how many have it.
-    least: (i64, usize),
-}
-
-impl SpreadTally {
-    fn find_least(&mut self) {
-        let counts = || self.eligible.iter().map(|domain| self.pods[*domain]);
-        let least = counts().min().unwrap_or(0);
-        self.least = (least, counts().filter(|count| *count == least).count());
-    }
-
-    fn add(&mut self, domain: usize) {
-        self.pods[domain] += 1;
-        if self.pods[domain] == self.least.0 + 1 && self.eligible.binary_search(&domain).is_ok() {
-            self.least.1 -= 1;
-            if self.least.1 == 0 {
-                self.find_least();
-            }
-        }
-    }
-}
-
-/// What binding a pod of a group requires and changes, as indexes of tallies.
-#[derive(Default)]
-struct Rules {
-    /// Tally, whether the constraint selects the pod itself, `maxSkew`, `minDomains`.
-    spread: Vec<(usize, bool, i64, usize)>,
-    anti: Vec<usize>,
-    /// Tallies of the required terms, and whether all of them select the pod itself.
-    affinity: Option<(Vec<usize>, bool)>,
-    /// Tallies of the selectors that select it.
-    raises: Vec<usize>,
-    /// The same of spread constraints.
-    raises_spread: Vec<usize>,
 }
 
 struct Rehearsal {

@@ -11,7 +11,7 @@ use crate::planner::groups::host_rules::add_spread;
 use crate::planner::groups::selectors::Selectors;
 use crate::planner::input::node::NodeState;
 use crate::planner::input::pod::{Daemon, Labels, PodEntry};
-use crate::planner::output::rehearsal::{Cell, NOWHERE, Node, Rules, SpreadTally, Tally};
+use crate::planner::output::rehearsal::counts::{Cell, NOWHERE, Node, Rules, SpreadTally, Tally};
 use crate::planner::state::plan_state::PlanState;
 
 /// Numbers the keys, domains and tallies of a plan.
