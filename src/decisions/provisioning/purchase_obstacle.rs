@@ -38,7 +38,7 @@ pub struct Obstacle {
     pub extra: Resources,
     /// Only pods are in its way that are older than the node and that a scheduler bound there. They needed a node, too: the purchase was not in vain.
     pub is_of_use: bool,
-    /// Taints of the node that neither its NodeClaim has nor the pod tolerates.
+    /// Taints of the node that neither its NodeClaim has nor the pod tolerates, and that other new nodes may have, too.
     pub taints: Vec<Taint>,
 }
 
@@ -55,8 +55,11 @@ pub fn obstacle(state: &ClusterState, claim: &str, pod: &PodRecord) -> Obstacle 
             names(startup.iter().map(|taint| taint.key.as_str()))
         ));
     }
+    if node.taints().any(|taint| taint.key == labels::DISRUPTED_TAINT) {
+        return text("it is being disrupted".to_owned());
+    }
     let is_own = |taint: &&Taint| is_ephemeral(taint) || taint.key == labels::PLANNED_TAINT || has_taint(known, taint);
-    let taints: Vec<Taint> = node.taints().filter(|taint| !is_own(taint) && !class.tolerates(taint)).cloned().collect();
+    let taints: Vec<&Taint> = node.taints().filter(|taint| !is_own(taint) && !class.tolerates(taint)).collect();
     let reported = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
     let allocatable = reported.and_then(|map| Resources::from_map(map).ok()).unwrap_or_default();
     let is_reported = allocatable.cpu.0 > 0 && allocatable.memory.0 > 0;
@@ -115,7 +118,13 @@ pub fn obstacle(state: &ClusterState, claim: &str, pod: &PodRecord) -> Obstacle 
     for (resource, most) in allocatable.iter() {
         extra.set(resource, extra.get(resource).min(most));
     }
+    let taints = taints.into_iter().filter(|taint| !is_of_state(taint)).cloned().collect();
     Obstacle { text, extra, is_of_use, taints }
+}
+
+/// Whether a taint is about the present state of its node, such as that it is cordoned or lacks memory: other new nodes need not have it.
+fn is_of_state(taint: &Taint) -> bool {
+    ["node.kubernetes.io/", "node.cloudprovider.kubernetes.io/"].iter().any(|prefix| taint.key.starts_with(prefix))
 }
 
 fn has_taint(claim: &NodeClaim, taint: &Taint) -> bool {
@@ -231,12 +240,33 @@ mod tests {
             (&nothing, &tainted("t"), &[], "it has the taint t"),
             (&nothing, &tainted(labels::PLANNED_TAINT), &[], ""),
             (&nothing, &tainted("node.kubernetes.io/not-ready"), &[], ""),
+            (
+                &nothing,
+                &tainted("node.kubernetes.io/unschedulable"),
+                &[],
+                "it has the taint node.kubernetes.io/unschedulable",
+            ),
+            (&nothing, &tainted(labels::DISRUPTED_TAINT), &[], "it is being disrupted"),
             (&own, &tainted("t"), &[], ""),
             (&startup, &tainted("s"), &[], "startup taint s was not removed"),
             (&nothing, &nothing, &[("b", "1")], "it lacks cpu, pods that were not planned there are n/b"),
             (&nothing, &json!({"status": {"allocatable": {"cpu": "1"}}}), &[], "it lacks cpu"),
         ] {
             assert_eq!(found(claim, node, running).text, text, "{claim} {node} {running:?}");
+        }
+    }
+
+    #[test]
+    fn other_new_nodes_may_have_its_taints_but_not_its_state() {
+        let learned = |key: &str| {
+            let node = json!({"spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
+            !found(&json!({}), &node, &[]).taints.is_empty()
+        };
+        assert!(learned("t"));
+        for key in
+            ["node.kubernetes.io/unschedulable", "node.cloudprovider.kubernetes.io/shutdown", labels::DISRUPTED_TAINT]
+        {
+            assert!(!learned(key), "{key}");
         }
     }
 
