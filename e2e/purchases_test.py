@@ -15,7 +15,7 @@ from kube import ZONE, key, planned_pods
 PODS, CPU, MEMORY = 3, 1500, 2048
 TEAM = "team"
 VAIN, KEPT = "vain", "kept"
-BURST, NAMES, REPLICAS = "burst", ["a", "b", "c", "d", "e"], 16
+BURST, KINDS, REPLICAS = "burst", 20, 4
 # It may make two requests a second.
 SLOW_SCHEDULER = {
     "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -121,7 +121,7 @@ class TestPurchases:
 
 
 class TestLateScheduler:
-    """Five Deployments that are spread over zones, and a kube-scheduler that is slow."""
+    """Twenty Deployments that are spread over zones, and a kube-scheduler that is slow."""
 
     @staticmethod
     def environment(request):
@@ -131,10 +131,10 @@ class TestLateScheduler:
         return services.simulated(plane, "nominate", workloads.namespace(BURST), pool)
 
     def test_1_a_burst_is_planned_before_its_pods_are_attempted_and_no_node_is_bought_twice(self, service):
-        for number, name in enumerate(NAMES):
-            spread = {"topologySpreadConstraints": [workloads.spread(name, ZONE)]}
-            service.plane.apply(workloads.workload(BURST, name, REPLICAS, 500 + 300 * number, 1024, **spread))
-        pods, mirror = len(NAMES) * REPLICAS, service.mirror
+        spread = lambda name: {"topologySpreadConstraints": [workloads.spread(name, ZONE)]}
+        kinds = [(f"kind-{number}", 500 + 100 * number) for number in range(KINDS)]
+        service.plane.apply(*(workloads.workload(BURST, name, REPLICAS, cpu, 1024, **spread(name)) for name, cpu in kinds))
+        pods, mirror = KINDS * REPLICAS, service.mirror
         planned = lambda: sum(len(planned_pods(claim)) for claim in service.claims(BURST))
         service.poll(lambda: planned() == pods, 40, "every pod planned", planned)
         attempted = sum(1 for pod in mirror.pods(BURST) if pod["status"].get("conditions") or pod["spec"].get("nodeName"))

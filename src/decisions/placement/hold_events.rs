@@ -151,12 +151,18 @@ mod tests {
         assert_eq!(ended(&before, &strays, &bound), [hold(HoldEnd::Elsewhere)]);
     }
 
-    #[test]
-    fn a_hold_is_renewed_while_other_pods_of_its_class_are_bound() {
+    /// The pod waits, and its node is as old as the clock.
+    fn state_with_new_node() -> ClusterState {
         let mut state = state_with_planned_pod(None);
         let mut node = Node::clone(&state.nodes["node-c"]);
         node.metadata.creation_timestamp = serde_json::from_value(json!("1970-01-01T00:00:00Z")).ok();
         state.apply_node(node);
+        state
+    }
+
+    #[test]
+    fn a_hold_is_renewed_while_other_pods_of_its_class_are_bound() {
+        let mut state = state_with_new_node();
         let rejected = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
         state.apply_pod(&objects::pod("a", &json!({"status": {"conditions": [rejected]}})), UnixMillis(1));
         let mut progress = Progress::default();
@@ -180,10 +186,7 @@ mod tests {
 
     #[test]
     fn a_hold_is_renewed_until_the_scheduler_has_attempted_its_pod() {
-        let mut state = state_with_planned_pod(None);
-        let mut node = Node::clone(&state.nodes["node-c"]);
-        node.metadata.creation_timestamp = serde_json::from_value(json!("1970-01-01T00:00:00Z")).ok();
-        state.apply_node(node);
+        let mut state = state_with_new_node();
         state.planned.get_mut("c").unwrap().hold_until = UnixMillis(60_000);
         for (case, generation, condition, renewed) in [
             ("never", 1, json!(null), true),
