@@ -170,11 +170,11 @@ fn solve_once(
     right_size(state, 0);
     merge_copies(state);
     improve_host_preferences(state);
-    withdraw_unbindable(state);
+    let turns = withdraw_unbindable(state);
     let nothing_to_buy = state.purchased.is_empty() && state.demand.is_empty();
     let bound = bound.flatten().map(|bound| bound.cost).or(nothing_to_buy.then_some(0.0));
     let feedback = feedback(state, room, by_priority);
-    (assemble(state, bound), feedback)
+    (assemble(state, bound, &turns), feedback)
 }
 
 /// Priorities to place in order, highest first; `[None]` places all pods at once.

@@ -10,6 +10,7 @@ use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::planner::columns::table::ColumnCache;
 use crate::planner::input::node::NodeState;
+use crate::planner::input::pod::PodEntry;
 use crate::planner::input::pool::Pool;
 use crate::planner::input::problem::Problem;
 use crate::planner::input::settings::Settings;
@@ -140,8 +141,10 @@ pub fn take(
         }
     }
     for key in demand.pending.iter().chain(&demand.displaced) {
-        if let Some(entry) = state.pods.get(key).and_then(|pod| pod.entry.as_ref().ok()) {
-            out.problem.pods.push(entry.clone());
+        if let Some(pod) = state.pods.get(key)
+            && let Ok(entry) = &pod.entry
+        {
+            out.problem.pods.push(PodEntry { queued_at: pod.first_seen, ..entry.clone() });
         }
     }
     out.displaced = demand.displaced;

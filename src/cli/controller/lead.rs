@@ -121,6 +121,7 @@ pub(crate) fn lead(
         loops.start("static node pools", TURN_LIMIT, scale::run);
         loops.start("pod events", TURN_LIMIT, pod_events::report);
         loops.start("lifecycle", TURN_LIMIT, lifecycle::run);
+        loops.start("planned taints", TURN_LIMIT, planned_taint::run);
         loops.start("nominations", TURN_LIMIT, nominations::run);
         loops.start("interruption queue", CLOUD_TURN_LIMIT, queue::run);
         loops.start("departure", TURN_LIMIT, departure::run);

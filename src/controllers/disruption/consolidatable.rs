@@ -35,7 +35,7 @@ async fn pass(ctx: &Context, last: &str, now: UnixMillis) -> String {
     let pools = ctx.ready_pools();
     let due = {
         let state = ctx.cluster.read();
-        outdated(&state, &ctx.derived.facts(&state, &pools), last, MAX_WRITES, now)
+        outdated(&state, &ctx.derived.holds(&state, now), &ctx.derived.facts(&state, &pools), last, MAX_WRITES, now)
     };
     let last = due.last().map_or_else(|| last.to_owned(), |status| status.node.clone());
     stream::iter(&due).for_each_concurrent(CONCURRENCY, |status| write(ctx, status)).await;

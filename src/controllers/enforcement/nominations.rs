@@ -11,12 +11,10 @@ use serde_json::json;
 
 use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found, is_conflict, is_not_found};
-use crate::controllers::enforcement::planned_taint;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::holds::HOLD_READY;
 use crate::decisions::placement::hold_events::{EndedHold, HoldEnd};
 use crate::decisions::placement::nominations::Nominations;
-use crate::decisions::placement::planned_taint::PlannedTaints;
 use crate::decisions::pod_ref::PodRef;
 use crate::decisions::rate_cap::RateCap;
 use crate::model::labels;
@@ -25,7 +23,7 @@ use crate::model::time::UnixMillis;
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
 /// Holds that ended without their pod that are logged at level info within a minute; further ones are at level debug.
 const MAX_LOGGED: usize = 100;
-/// Concurrent nominations: half of what the client sends at a time.
+/// Concurrent writes: half of what the client sends at a time.
 const CONCURRENCY: usize = 16;
 
 /// What became of nominations.
@@ -82,23 +80,16 @@ fn is_final(code: u16) -> bool {
 /// Runs on the leader until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
-    let (mut nominations, mut planned_taints) = (Nominations::new(clock::now()), PlannedTaints::default());
+    let mut nominations = Nominations::new(clock::now());
     let mut logged = RateCap::default();
     loop {
-        reconcile(&ctx, &mut nominations, &mut planned_taints, &mut logged, clock::now()).await;
+        reconcile(&ctx, &mut nominations, &mut logged, clock::now()).await;
         run_loop.next().await;
     }
 }
 
-async fn reconcile(
-    ctx: &Context,
-    nominations: &mut Nominations,
-    planned_taints: &mut PlannedTaints,
-    logged: &mut RateCap,
-    now: UnixMillis,
-) {
+async fn reconcile(ctx: &Context, nominations: &mut Nominations, logged: &mut RateCap, now: UnixMillis) {
     let holds = ctx.derived.holds(&ctx.cluster.read(), now);
-    planned_taint::reconcile(planned_taints, ctx, &holds, now).await;
     let actions = nominations.choose(&ctx.cluster.read(), &holds, ctx.settings.placement, now);
     for EndedHold { claim, pod, end } in actions.ended {
         let result = end.metric_label();
@@ -112,13 +103,14 @@ async fn reconcile(
             tracing::debug!(claim, pod, result, "hold ended");
         }
     }
-    for claim in actions.renew {
-        let until = (now + HOLD_READY).rfc3339();
-        let patch = json!({"metadata": {"annotations": {(labels::HOLD_UNTIL): until}}});
-        if let Err(error) = ignore_not_found(ctx.patch_claim(&claim, &patch).await) {
-            tracing::warn!(claim, %error, "failed to renew hold, retrying");
-        }
-    }
+    let renewed = json!({"metadata": {"annotations": {(labels::HOLD_UNTIL): (now + HOLD_READY).rfc3339()}}});
+    stream::iter(actions.renew)
+        .for_each_concurrent(CONCURRENCY, async |claim| {
+            if let Err(error) = ignore_not_found(ctx.patch_claim(&claim, &renewed).await) {
+                tracing::warn!(claim, %error, "failed to renew hold, retrying");
+            }
+        })
+        .await;
     for (node, pods) in actions.nominate {
         nominate(ctx, &node, pods).await;
     }

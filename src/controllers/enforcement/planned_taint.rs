@@ -1,6 +1,10 @@
 //! Carries out the decisions about planned taints: adds tolerations to pods, and changes taints of nodes.
 
-use futures::{StreamExt, stream};
+use std::future::ready;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{StreamExt, join, stream};
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -8,42 +12,56 @@ use serde_json::json;
 
 use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
-use crate::decisions::placement::planned_taint::{Admission, PlannedTaints, closed_for_moves};
+use crate::controllers::run_loop::{Pace, RunLoop};
+use crate::decisions::placement::planned_taint::{Admission, Change, PlannedTaints, TaintActions, closed_for_moves};
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::NodeExt;
 use crate::state::plan_record::Holds;
 
+const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
 /// Concurrent writes: half of what the client sends at a time.
 const CONCURRENCY: usize = 16;
 
+/// Runs on the leader until the process ends.
+pub async fn run(ctx: Arc<Context>) {
+    let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
+    let mut taints = PlannedTaints::default();
+    loop {
+        let now = clock::now();
+        let holds = ctx.derived.holds(&ctx.cluster.read(), now);
+        reconcile(&mut taints, &ctx, &holds, now).await;
+        run_loop.next().await;
+    }
+}
+
 /// One pass: admits pods, closes nodes while pods move, lets DaemonSet pods onto nodes, and removes taints that are no longer needed.
-pub async fn reconcile(taints: &mut PlannedTaints, ctx: &Context, holds: &Holds, now: UnixMillis) {
+async fn reconcile(taints: &mut PlannedTaints, ctx: &Context, holds: &Holds, now: UnixMillis) {
     let closed = ctx.closed_nodes(now);
-    let actions = taints.choose(&ctx.cluster.read(), holds, &closed, ctx.settings.placement, now);
-    let mut results =
-        stream::iter(actions.admit.into_iter().map(|admission| admit(ctx, admission))).buffer_unordered(CONCURRENCY);
-    while let Some((admission, accepted)) = results.next().await {
+    let TaintActions { admit: admissions, close: to_close, change: to_change, untaint: to_open } =
+        taints.choose(&ctx.cluster.read(), holds, &closed, ctx.settings.placement, now);
+    if !(to_close.is_empty() && to_open.is_empty()) {
+        tracing::info!(closed = to_close.len(), opened = to_open.len(), "nodes closed while pods move, or opened");
+    }
+    let admissions = stream::iter(admissions).map(|admission| admit(ctx, admission)).buffer_unordered(CONCURRENCY);
+    let admitted = admissions.for_each(|(admission, accepted)| {
         if let Some(rejections) = taints.record(&admission, accepted) {
             let pod = admission.pod.name;
             tracing::warn!(pod, rejections, "toleration patch rejected repeatedly, removing planned taint");
         }
-    }
-    drop(results);
-    taints.forget_deleted(&ctx.cluster.read());
-    if !(actions.close.is_empty() && actions.untaint.is_empty()) {
-        let (closed, opened) = (actions.close.len(), actions.untaint.len());
-        tracing::info!(closed, opened, "nodes closed while pods move, or opened");
-    }
-    stream::iter(actions.close)
-        .for_each_concurrent(CONCURRENCY, async |(name, taint)| {
+        ready(())
+    });
+    let changed = async {
+        let close = async |(name, taint): (String, Taint)| {
             set_taints(ctx, &name, |node| other_taints(node).chain([taint]).collect()).await;
-        })
-        .await;
-    for change in actions.change {
-        set_taints(ctx, &change.node, |node| change.taints(node)).await;
-    }
-    untaint(ctx, actions.untaint).await;
+        };
+        stream::iter(to_close).for_each_concurrent(CONCURRENCY, close).await;
+        let change = async |change: Change| set_taints(ctx, &change.node, |node| change.taints(node)).await;
+        stream::iter(to_change).for_each_concurrent(CONCURRENCY, change).await;
+        untaint(ctx, to_open).await;
+    };
+    join!(admitted, changed);
+    taints.forget_deleted(&ctx.cluster.read());
 }
 
 /// Opens the nodes that are closed because pods move, when this process stops: without a leader they would stay closed to every pod.

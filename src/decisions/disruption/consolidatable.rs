@@ -9,6 +9,7 @@ use crate::api::{NodeClaim, duration};
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::NodeClaimExt;
+use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
 
 /// Least time between two writes of the last pod event of a claim, as in Karpenter, and from its initialization to the first: pods come one after the
@@ -26,11 +27,20 @@ pub struct QuietStatus {
     pub is_consolidatable: bool,
 }
 
-/// What is out of date, at most `most`; the nodes after the one of this name come first.
-pub fn outdated(state: &ClusterState, facts: &Facts, after: &str, most: usize, now: UnixMillis) -> Vec<QuietStatus> {
+/// What is out of date, at most `most`; the nodes after the one of this name come first. A node that holds keep in use is written when they end: until
+/// then its pods come one after the other, and nothing depends on when the last one did.
+pub fn outdated(
+    state: &ClusterState,
+    holds: &Holds,
+    facts: &Facts,
+    after: &str,
+    most: usize,
+    now: UnixMillis,
+) -> Vec<QuietStatus> {
     let next = facts.nodes.partition_point(|node| node.node.as_str() <= after);
     let (before, nodes) = facts.nodes.split_at(next);
-    nodes.iter().chain(before).filter_map(|node| outdated_status(state, node, now)).take(most).collect()
+    let nodes = nodes.iter().chain(before).filter(|node| !holds.by_claim.contains_key(&node.claim));
+    nodes.filter_map(|node| outdated_status(state, node, now)).take(most).collect()
 }
 
 fn outdated_status(state: &ClusterState, facts: &NodeFacts, now: UnixMillis) -> Option<QuietStatus> {
@@ -92,7 +102,7 @@ mod tests {
         }
         cluster.state.apply_claim(claim);
         cluster.state.last_pod_event.insert("a".into(), NOW - SECOND * event);
-        let found = outdated(&cluster.state, &cluster.facts(), "", 9, NOW).pop()?;
+        let found = outdated(&cluster.state, &Holds::default(), &cluster.facts(), "", 9, NOW).pop()?;
         let seconds = found.last_pod_event.map(|at| (NOW.0 - at.0) / 1_000);
         Some((seconds, found.is_consolidatable))
     }
@@ -132,7 +142,11 @@ mod tests {
             }
             cluster.state.apply_claim(claim);
             cluster.state.last_pod_event.insert("a".into(), NOW);
-            assert_eq!(!outdated(&cluster.state, &cluster.facts(), "", 9, NOW).is_empty(), is_due, "{seconds}");
+            assert_eq!(
+                !outdated(&cluster.state, &Holds::default(), &cluster.facts(), "", 9, NOW).is_empty(),
+                is_due,
+                "{seconds}"
+            );
         }
     }
 
@@ -144,11 +158,21 @@ mod tests {
         }
         let facts = cluster.facts();
         let nodes = |after: &str, most: usize| {
-            let found = outdated(&cluster.state, &facts, after, most, NOW);
+            let found = outdated(&cluster.state, &Holds::default(), &facts, after, most, NOW);
             found.into_iter().map(|status| status.node).collect::<Vec<_>>()
         };
         assert_eq!(nodes("", 2), ["a", "b"]);
         assert_eq!(nodes("b", 2), ["c", "a"]);
         assert_eq!(nodes("c", 9), ["a", "b", "c"]);
+    }
+    #[test]
+    fn nodes_with_holds_are_written_when_they_end() {
+        let mut cluster = SmallCluster::new(&[("p", json!({"spec": {"disruption": {"consolidateAfter": "0s"}}}))]);
+        for name in ["a", "b"] {
+            cluster.add_node(name, "p", "small/on-demand");
+        }
+        let holds = Holds { by_claim: [("a".to_owned(), Vec::new())].into(), ..Holds::default() };
+        let found = outdated(&cluster.state, &holds, &cluster.facts(), "", 9, NOW);
+        assert_eq!(found.iter().map(|status| &*status.node).collect::<Vec<_>>(), ["b"]);
     }
 }

@@ -34,6 +34,8 @@ const MAX_UNBOUND_SKEWS: i64 = 2;
 const ORDER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum time between two admissions of a pod, and between two attempts to close a node.
 const RETRY_PERIOD: Duration = Duration::from_secs(1);
+/// Pods that one pass admits, so that it ends soon and the next one knows which nodes opened meanwhile.
+const MAX_ADMISSIONS: usize = 64;
 /// A pod that the API server rejects this many times in a row will not be admitted. A single rejection may be a race, such as with
 /// another pod created under the same name.
 const MAX_REJECTIONS: u32 = 3;
@@ -160,11 +162,11 @@ fn domain_of(state: &ClusterState, claim: &NodeClaim, key: &str) -> Option<Strin
     })
 }
 
-/// Pods to admit to nodes with the planned taint. The toleration triggers a retry of the scheduler, so it is not added before the node
+/// Pods to admit to nodes with the planned taint, in the order in which they should be. The toleration triggers a retry of the scheduler, so it is not added before the node
 /// is open, and pods with a hard spread constraint get it in the order in which they can be bound: no attempt fails. A pod whose first attempt
-/// is still to come gets it at once: without it, that attempt would fail.
+/// is still to come gets it at once: without it, that attempt would fail. Those that are attempted first come first.
 fn to_admit(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<Admission> {
-    let mut out = Vec::new();
+    let mut at_once = Vec::new();
     let mut domains: Domains<'_> = HashMap::new();
     let mut candidates = Vec::new();
     for claim in holds.by_claim.keys().filter_map(|name| state.claims.get(name)) {
@@ -185,12 +187,14 @@ fn to_admit(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<Admissi
                 Admission { pod: PodRef::of(pod), claim: claim.uid().unwrap_or_default(), first: !pod.tolerates };
             let is_queued = pod.scheduling == Scheduling::Unattempted;
             if own.is_empty() || is_queued || tainted_at.is_older_than(ORDER_TIMEOUT, now) {
-                out.push(admission);
+                at_once.push((!is_queued, pod.first_seen, admission));
             } else {
                 candidates.push((own, admission));
             }
         }
     }
+    at_once.sort_by_key(|(attempted, first_seen, _)| (*attempted, *first_seen));
+    let mut out: Vec<Admission> = at_once.into_iter().map(|(.., admission)| admission).collect();
     // Each round admits at most one pod of each domain, so that the domains advance together.
     let mut advanced = true;
     while std::mem::take(&mut advanced) {
@@ -357,6 +361,7 @@ impl PlannedTaints {
         let mut admit = if enabled { to_admit(state, holds, now) } else { Vec::new() };
         self.admitted.retain(|_, at| !at.is_older_than(RETRY_PERIOD, now));
         admit.retain(|admission| !self.admitted.contains_key(&admission.pod.uid));
+        admit.truncate(MAX_ADMISSIONS);
         self.admitted.extend(admit.iter().map(|admission| (admission.pod.uid.clone(), now)));
         let mut close = if enabled { to_close(state, closed, &self.rejected, now) } else { Vec::new() };
         self.closed.retain(|_, at| !at.is_older_than(RETRY_PERIOD, now));

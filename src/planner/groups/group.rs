@@ -19,7 +19,7 @@ pub(crate) struct Group {
     pub class: Arc<PodClass>,
     /// Controller of its pods, where the maximum of pods per controller and node is set.
     owner: Option<Arc<str>>,
-    /// Indexes of the pods, ordered by key.
+    /// Indexes of the pods, in the order of their scheduler's queue.
     pub pods: Vec<usize>,
     /// Requests of one pod.
     pub need: Vec<i64>,
@@ -87,10 +87,10 @@ pub(crate) fn group(
         groups[group].pods.push(at);
         last = Some((class, pod_labels, group));
     }
-    let key = |at: &usize| &problem.pods[*at].key;
+    let position = |at: &usize| problem.pods[*at].queue_position();
     for group in &mut groups {
-        if !group.pods.is_sorted_by_key(key) {
-            group.pods.sort_by(|a, b| key(a).cmp(key(b)));
+        if !group.pods.is_sorted_by_key(position) {
+            group.pods.sort_by(|a, b| position(a).cmp(&position(b)));
         }
         let class = Arc::clone(&group.class);
         group.host = counters.pending(&class, &group.matches, group.owner.as_ref(), selectors);
@@ -103,7 +103,7 @@ pub(crate) fn group(
         let usable = usable(column_sets, group);
         group.levels = levels(column_sets, &class, &group.need, usable);
     }
-    groups.sort_by(|a, b| key(&a.pods[0]).cmp(key(&b.pods[0])));
+    groups.sort_by(|a, b| position(&a.pods[0]).cmp(&position(&b.pods[0])));
     groups
 }
 

@@ -99,6 +99,7 @@ impl Interner {
             claims: self.claims(namespace, name, spec),
             owner: owner.map(|o| self.string(&o.uid)),
             created_at: pod.metadata.creation_timestamp.as_ref().map_or(UnixMillis(0), UnixMillis::from),
+            queued_at: UnixMillis(0),
             deleting: pod.metadata.deletion_timestamp.is_some(),
             key,
         })

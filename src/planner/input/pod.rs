@@ -28,11 +28,18 @@ pub struct PodEntry {
     pub owner: Option<Arc<str>>,
     /// The epoch when the object has no creation time.
     pub created_at: UnixMillis,
+    /// When it came into its scheduler's queue, as far as observed; the epoch if not.
+    pub queued_at: UnixMillis,
     /// Has a deletion timestamp: the pod occupies its node until it is gone, but no topology spread counts it.
     pub deleting: bool,
 }
 
 impl PodEntry {
+    /// The order in which its scheduler attempts pods of one priority, as far as known.
+    pub fn queue_position(&self) -> (UnixMillis, UnixMillis, &str) {
+        (self.queued_at, self.created_at, &self.key)
+    }
+
     /// A pod without constraints that tolerates every taint: every NodePool and node is considered for it.
     pub fn probe() -> Self {
         let tolerations = vec![Toleration { exists: true, ..Toleration::default() }];
@@ -50,6 +57,7 @@ impl PodEntry {
             claims: Arc::default(),
             owner: None,
             created_at: UnixMillis(0),
+            queued_at: UnixMillis(0),
             deleting: false,
         }
     }

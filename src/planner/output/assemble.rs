@@ -4,16 +4,17 @@ use crate::model::units::MicroUsd;
 use crate::planner::output::explain::explain;
 use crate::planner::output::new_nodes::new_nodes;
 use crate::planner::output::plan::{ExistingNodePlacement, Plan, Unschedulable};
-use crate::planner::output::pod_cursor::PodCursor;
+use crate::planner::output::pod_cursor::{PodCursor, Turn};
 use crate::planner::state::plan_state::PlanState;
 
 /// Reason for pods that a rehearsal left out.
 const UNBINDABLE: &str = "kube-scheduler may bind the other pods of this plan in an order that leaves no domain for it, by topology spread or pod \
                           affinity: it is planned again when they are bound";
 
-/// The plan. Every pod is in exactly one of its three lists. `lower_bound` is in micro-USD per hour, up to the precision of the LP.
-pub(crate) fn assemble(state: &mut PlanState<'_, '_>, lower_bound: Option<f64>) -> Plan {
-    let mut pods = PodCursor::new(state);
+/// The plan. Every pod is in exactly one of its three lists. `lower_bound` is in micro-USD per hour, up to the precision of the LP; `turns` are those
+/// of [`PodCursor::new`].
+pub(crate) fn assemble(state: &mut PlanState<'_, '_>, lower_bound: Option<f64>, turns: &[Turn]) -> Plan {
+    let mut pods = PodCursor::new(state, turns);
     let mut plan = Plan { placements: placements(state, &mut pods), ..Plan::default() };
     plan.new_nodes = new_nodes(state, &mut pods);
     plan.cost = MicroUsd(plan.new_nodes.iter().filter_map(|n| n.choices.first()).map(|c| c.price.0).sum());
@@ -70,7 +71,7 @@ fn unschedulable(state: &PlanState<'_, '_>, cursor: &mut PodCursor) -> Vec<Unsch
         let first = next[assignment.group];
         next[assignment.group] += assignment.count;
         if let Some(refused) = &assignment.refused {
-            let pods = &groups[assignment.group].pods[first..first + assignment.count];
+            let pods = cursor.of_group(assignment.group, first, assignment.count);
             // That no node can be created anywhere is the more useful reason, so it is given as well.
             let reason = format!("{refused}; {}", explained(assignment.group, &assignment.pins));
             out.extend(pods.iter().map(|pod| Unschedulable { pod: *pod, reason: reason.clone() }));

@@ -10,10 +10,11 @@
 mod builder;
 mod counts;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::model::pod_class::PodClass;
 use crate::planner::groups::topology::divide::mix;
+use crate::planner::output::pod_cursor::Turn;
 use crate::planner::output::rehearsal::builder::Builder;
 use crate::planner::output::rehearsal::counts::{Cell, NOWHERE, Node, Rules, SpreadTally, Tally};
 use crate::planner::state::demand::pattern::remove_pods;
@@ -21,6 +22,8 @@ use crate::planner::state::plan_state::PlanState;
 
 /// Orders that are rehearsed.
 const ORDERS: u64 = 64;
+/// The order in which each cell binds one pod, then each of them the next.
+const ONE_BY_ONE: u64 = 1;
 /// Checks of one pod on one node, over all orders of a rehearsal. A larger plan is rehearsed in fewer orders, or in part.
 const MAX_CHECKS: usize = 200_000;
 /// Pods with rules up to which a plan is small.
@@ -30,19 +33,21 @@ const MAX_REHEARSALS: usize = 20;
 /// Nodes times rules up to which plans are rehearsed: each rule counts pods by domain, and the host name has a domain for each node.
 const MAX_COUNTED: usize = 2_000_000;
 
-/// Withdraws pods that kube-scheduler binds in some orders only. Requires that merged items are split.
-pub(crate) fn withdraw_unbindable(state: &mut PlanState<'_, '_>) {
+/// Withdraws pods that kube-scheduler binds in some orders only. Returns an order in which it can bind the others one after the other, as far as
+/// rehearsed; empty where any order will do. Requires that merged items are split.
+pub(crate) fn withdraw_unbindable(state: &mut PlanState<'_, '_>) -> Vec<Turn> {
     for _ in 0..MAX_REHEARSALS {
-        let Some(rehearsal) = Rehearsal::of(state) else { return };
+        let Some(rehearsal) = Rehearsal::of(state) else { return Vec::new() };
         let left = rehearsal.left();
         if left.iter().all(|left| *left == 0) {
-            return;
+            return rehearsal.turns();
         }
         for (cell, left) in rehearsal.cells.into_iter().zip(left) {
             withdraw(state, &cell.places, left);
         }
         remove_empty(state);
     }
+    Vec::new()
 }
 
 fn withdraw(state: &mut PlanState<'_, '_>, places: &[(Node, usize, usize)], mut left: usize) {
@@ -126,7 +131,7 @@ impl Rehearsal {
         let mut by_order: Vec<Vec<usize>> = Vec::new();
         let mut checks = MAX_CHECKS;
         for order in 0..ORDERS {
-            let left = self.bind_all(order, &mut checks);
+            let left = self.bind_all(order, &mut checks, |_| ());
             if checks == 0 {
                 break;
             }
@@ -142,15 +147,34 @@ impl Rehearsal {
         (0..self.cells.len()).map(of_cell).collect()
     }
 
-    /// Binds pods until none can be bound; returns how many are left in each cell.
-    fn bind_all(&self, order: u64, checks: &mut usize) -> Vec<usize> {
+    /// The places of the pods in an order in which they can be bound, the domains in turn.
+    fn turns(&self) -> Vec<Turn> {
+        let mut next: HashMap<usize, usize> = HashMap::new();
+        let mut places: Vec<_> = self.cells.iter().map(|_| VecDeque::new()).collect();
+        let in_cells = self.cells.iter().enumerate();
+        let mut in_plan: Vec<_> =
+            in_cells.flat_map(|(at, cell)| cell.places.iter().map(move |place| (place, at))).collect();
+        in_plan.sort_unstable();
+        for ((_, item, count), cell) in in_plan {
+            let from = next.entry(*item).or_default();
+            places[cell].extend((*from..*from + count).map(|pod| Turn { item: *item, pod }));
+            *from += count;
+        }
+        let mut out = Vec::new();
+        let mut checks = MAX_CHECKS;
+        self.bind_all(ONE_BY_ONE, &mut checks, |cell| out.extend(places[cell].pop_front()));
+        out
+    }
+
+    /// Binds pods until none can be bound; returns how many are left in each cell. `bound` is called with the cell of each pod that is bound.
+    fn bind_all(&self, order: u64, checks: &mut usize, mut bound: impl FnMut(usize)) -> Vec<usize> {
         let (mut tallies, mut spreads) = (self.tallies.clone(), self.spreads.clone());
         let mut left: Vec<usize> = self.cells.iter().map(|cell| cell.pods).collect();
         let mut cells: Vec<usize> = (0..self.cells.len()).collect();
         let mut round = 0;
         loop {
             let mut progress = false;
-            if order > 1 {
+            if order > ONE_BY_ONE {
                 round += 1;
                 cells.sort_by_key(|cell| mix(mix(order, round), *cell as u64));
             }
@@ -158,7 +182,7 @@ impl Rehearsal {
                 // All at once, one by one, or any number.
                 let mut pods = match order {
                     0 => left[*cell],
-                    1 => left[*cell].min(1),
+                    ONE_BY_ONE => left[*cell].min(1),
                     _ => left[*cell].min(1 + (mix(round ^ order, *cell as u64) % 8) as usize),
                 };
                 while pods > 0 {
@@ -170,6 +194,7 @@ impl Rehearsal {
                         break;
                     }
                     self.bind(&self.cells[*cell], &mut tallies, &mut spreads);
+                    bound(*cell);
                     left[*cell] -= 1;
                     pods -= 1;
                     progress = true;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Service, Taint};
 use serde_json::{Value, json};
 
+use crate::model::time::UnixMillis;
 use crate::planner::input::default_spread::{DefaultSpread, Services};
 use crate::planner::input::intern::Interner;
 use crate::planner::input::pod::PodEntry;
@@ -52,6 +53,59 @@ fn pods_spread_by_the_counts_of_other_pods_are_spread_too() {
     }
     // kube-scheduler may try the last pod of `b` after it has bound all others.
     assert_eq!(counts.into_values().collect::<Vec<_>>(), [3, 3, 3]);
+}
+
+/// Gives the pods of a problem another order in their scheduler's queue than that of their names.
+fn queue(world: &mut World) {
+    for (at, pod) in world.problem.pods.iter_mut().enumerate() {
+        pod.queued_at = UnixMillis(i64::try_from(100 - at).unwrap());
+    }
+}
+
+#[test]
+fn pods_of_a_spread_are_dealt_to_zones_in_an_order_in_which_they_can_be_bound() {
+    let labels = json!({"app": "p"});
+    let plain = json!({});
+    let running = [(&labels, &plain), (&labels, &plain)];
+    for (mut counts, pods) in [([0, 0, 0], 7), ([2, 1, 0], 6), ([2, 2, 0], 5)] {
+        let mut world = World::new();
+        for (zone, count) in ["z-a", "z-b", "z-c"].iter().zip(counts).filter(|(_, count)| *count > 0) {
+            world.node(zone, zone, i64::try_from(count).unwrap(), &running[..count]);
+        }
+        world.pods("p", pods, &labels, "1", "1Gi", &spread(ZONE, &labels, &json!({})));
+        queue(&mut world);
+        let plan = world.plan();
+        let zoned = plan.new_nodes.iter().flat_map(|node| node.pods.iter().map(|pod| (*pod, &*node.choices[0].zone)));
+        let mut zoned: Vec<(usize, &str)> = zoned.collect();
+        assert_eq!(zoned.len(), pods);
+        zoned.sort_by_key(|(pod, _)| world.problem.pods[*pod].queued_at);
+        for (_, zone) in zoned {
+            let at = ["z-a", "z-b", "z-c"].iter().position(|known| *known == zone).unwrap();
+            counts[at] += 1;
+            assert!(counts[at] <= counts.iter().min().unwrap() + 1, "{counts:?} of {pods}");
+        }
+    }
+}
+
+#[test]
+fn pods_of_a_spread_over_hosts_are_dealt_to_one_node_after_the_other() {
+    let labels = json!({"app": "p"});
+    let mut world = World::new();
+    let mut spec = spread(ZONE, &labels, &json!({}));
+    let on_hosts = spread(HOST, &labels, &json!({"maxSkew": 2}))["topologySpreadConstraints"][0].clone();
+    spec["topologySpreadConstraints"].as_array_mut().unwrap().push(on_hosts);
+    world.pods("p", 12, &labels, "1", "1Gi", &spec);
+    queue(&mut world);
+    let plan = world.plan();
+    let mut counts = vec![0; plan.new_nodes.len()];
+    let mut pods: Vec<(usize, usize)> =
+        plan.new_nodes.iter().enumerate().flat_map(|(at, node)| node.pods.iter().map(move |pod| (*pod, at))).collect();
+    pods.sort_by_key(|(pod, _)| world.problem.pods[*pod].queued_at);
+    for (_, node) in pods {
+        counts[node] += 1;
+        assert!(counts[node] <= counts.iter().min().unwrap() + 2, "{counts:?}");
+    }
+    assert_eq!(counts.iter().sum::<usize>(), 12);
 }
 
 #[test]

@@ -270,14 +270,14 @@ async fn holds_are_renewed_while_pods_of_their_class_are_bound_as_planned() {
         world.api.put(&pod(name, &json!({"spec": {"containers": containers}, "status": {"conditions": [rejected]}})));
     }
     let ctx = world.context();
-    let (mut nominations, mut taints) = (Nominations::new(now), PlannedTaints::default());
+    let mut nominations = Nominations::new(now);
     let hold_until =
         || world.api.stored("nodeclaims/c").unwrap()["metadata"]["annotations"][labels::HOLD_UNTIL].clone();
-    reconcile(&ctx, &mut nominations, &mut taints, &mut RateCap::default(), now).await;
+    reconcile(&ctx, &mut nominations, &mut RateCap::default(), now).await;
     assert_eq!(hold_until(), soon, "no pod was bound");
     let bound = json!({"spec": {"nodeName": "x", "containers": [{"name": "c", "image": "i"}]}});
     ctx.cluster.update(|state| state.apply_pod(&pod("a", &bound), now));
-    reconcile(&ctx, &mut nominations, &mut taints, &mut RateCap::default(), now).await;
+    reconcile(&ctx, &mut nominations, &mut RateCap::default(), now).await;
     assert_eq!(hold_until(), (now + Duration::from_mins(1)).rfc3339());
     let writes = world.api.writes();
     assert_eq!(

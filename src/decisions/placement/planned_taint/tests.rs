@@ -49,6 +49,42 @@ fn planned_pods_are_admitted_once_when_their_node_is_open_and_tainted() {
 }
 
 #[test]
+fn pods_that_the_scheduler_attempts_first_are_admitted_first() {
+    let mut state = ClusterState::default();
+    claim(&mut state, "c", &["n/a", "n/b", "n/c", "n/d"]);
+    node(&mut state, "c", Some(LATER));
+    let rejected = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
+    for (name, conditions, at) in [("a", rejected, 1), ("b", json!([]), 30), ("c", json!([]), 10), ("d", json!([]), 20)]
+    {
+        state.apply_pod(&objects::pod(name, &json!({"status": {"conditions": conditions}})), UnixMillis(at));
+    }
+    let admitted = to_admit(&state, &resolve(&state, UnixMillis(50)), UnixMillis(50)).into_iter();
+    let names: Vec<String> = admitted.map(|admission| admission.pod.name).collect();
+    assert_eq!(names, ["c", "d", "b", "a"], "those in its queue, then those that it comes back to");
+}
+
+#[test]
+fn a_pass_admits_a_limited_number_of_pods_and_the_next_one_goes_on() {
+    let mut state = ClusterState::default();
+    let names: Vec<String> = (0..=MAX_ADMISSIONS).map(|number| format!("p{number:03}")).collect();
+    let keys: Vec<String> = names.iter().map(|name| format!("n/{name}")).collect();
+    claim(&mut state, "c", &keys.iter().map(String::as_str).collect::<Vec<_>>());
+    node(&mut state, "c", Some(LATER));
+    for name in &names {
+        pod(&mut state, name, json!(null), None);
+    }
+    let (mut taints, now) = (PlannedTaints::default(), UnixMillis(5));
+    let holds = resolve(&state, now);
+    let mut pass = || {
+        let actions = taints.choose(&state, &holds, &BTreeSet::new(), PlacementMode::Nominate, now);
+        actions.admit.into_iter().map(|admission| admission.pod.name).collect::<Vec<_>>()
+    };
+    assert_eq!(pass(), names[..MAX_ADMISSIONS]);
+    assert_eq!(pass(), names[MAX_ADMISSIONS..]);
+    assert!(pass().is_empty());
+}
+
+#[test]
 fn pods_of_a_hard_spread_are_admitted_in_balanced_order() {
     let mut state = ClusterState::default();
     let put = |state: &mut ClusterState, name: &str, admitted: Option<&str>, bound: Option<&str>| {

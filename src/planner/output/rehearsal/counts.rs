@@ -5,8 +5,8 @@ use std::rc::Rc;
 /// Domain of a node without the label.
 pub(super) const NOWHERE: usize = usize::MAX;
 
-/// Where pods are: a node of the plan.
-#[derive(Clone, Copy)]
+/// Where pods are: a node of the plan, in its order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Node {
     /// Index into the placements.
     Existing(usize),
