@@ -11,6 +11,7 @@ use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::enforcement::nominations::nominate;
+use crate::decisions::lifecycle::initialization::uninitialized_reason;
 use crate::decisions::placement::opening::{hold_until, must_wait, opening};
 use crate::model::labels;
 use crate::state::object_ext::NodeExt;
@@ -61,7 +62,18 @@ pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Openi
     let removed = [labels::UNREGISTERED_TAINT, labels::PLANNED_TAINT];
     let taints = node.taints().filter(|taint| !removed.contains(&taint.key.as_str()));
     let taints: Vec<Taint> = taints.chain(&planned_taint).cloned().collect();
-    ctx.set_taints(node, &taints, &[(labels::REGISTERED, Some("true"))]).await?;
+    let mut written = vec![(labels::REGISTERED, Some("true"))];
+    if is_initialized_with(claim, node, &taints) {
+        written.push((labels::INITIALIZED, Some("true")));
+    }
+    ctx.set_taints(node, &taints, &written).await?;
     tracing::info!(node = name, claim = claim_name, planned_taint = planned_taint.is_some(), "opened node for pods");
     Ok(Opening::Opened)
+}
+
+/// Whether the Node is initialized when it has these taints.
+fn is_initialized_with(claim: &NodeClaim, node: &Node, taints: &[Taint]) -> bool {
+    let mut open = node.clone();
+    open.spec.get_or_insert_default().taints = Some(taints.to_vec());
+    uninitialized_reason(claim, &open).is_none()
 }

@@ -14,6 +14,7 @@ use crate::controllers::condition_writer::{ConditionWriter, write_condition};
 use crate::controllers::context::{Context, single_values};
 use crate::controllers::node_claim::consistency;
 use crate::decisions::lifecycle::consistency::shape_issues;
+use crate::decisions::lifecycle::initialization::uninitialized_reason;
 use crate::model::events;
 use crate::model::labels;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
@@ -45,16 +46,24 @@ pub fn sync_patch(claim: &NodeClaim, node: &Node) -> Value {
     patch
 }
 
-/// Sets the Registered condition and the claim's node name.
+/// Sets the Registered condition and the claim's node name; the Initialized condition too when the Node was complete as it opened.
 pub async fn register(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<(), kube::Error> {
+    let is_initialized = node.is_labeled(labels::INITIALIZED) && uninitialized_reason(claim, node).is_none();
+    let issues = shape_issues(claim, node);
     let status = |claim: &NodeClaim| {
         let mut writer = ConditionWriter::for_claim(claim, clock::now());
         writer.edit().set_true(conditions::REGISTERED);
+        if is_initialized {
+            set_initialized(&mut writer.edit(), &issues);
+        }
         Some(json!({"nodeName": node.name_any(), "conditions": writer.finish()}))
     };
     ctx.update_claim_status(claim, status).await?;
     ctx.record_registration(claim, true);
     ctx.metrics.nodes_registered.inc();
+    if is_initialized {
+        log_initialized(claim, node);
+    }
     Ok(())
 }
 
@@ -62,13 +71,18 @@ pub async fn register(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<(
 pub async fn initialize(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<(), kube::Error> {
     ctx.patch_node(&node.name_any(), &json!({"metadata": {"labels": {(labels::INITIALIZED): "true"}}})).await?;
     let issues = shape_issues(claim, node);
-    let initialized = |list: &mut Conditions<'_>| {
-        let changed = issues.is_empty() && consistency::set(list, &issues);
-        list.set_true(conditions::INITIALIZED) || changed
-    };
-    write_condition(ctx, claim, initialized).await?;
-    tracing::info!(claim = claim.name_any(), node = node.name_any(), "initialized");
+    write_condition(ctx, claim, |list| set_initialized(list, &issues)).await?;
+    log_initialized(claim, node);
     Ok(())
+}
+
+fn set_initialized(list: &mut Conditions<'_>, issues: &[String]) -> bool {
+    let changed = issues.is_empty() && consistency::set(list, issues);
+    list.set_true(conditions::INITIALIZED) || changed
+}
+
+fn log_initialized(claim: &NodeClaim, node: &Node) {
+    tracing::info!(claim = claim.name_any(), node = node.name_any(), "initialized");
 }
 
 /// Whether the Node is not registered and nothing has kept pods off it.

@@ -85,47 +85,45 @@ async fn a_node_is_brought_up_under_every_failure() {
     let of_node = json!({"spec": {"taints": [unregistered]}});
     let text = transcript(|| world(&of_claim, Some(&of_node)), settle).await;
     insta::assert_snapshot!(text, @r#"
-    undisturbed: Sync, Open, Register, Initialize
+    undisturbed: Sync, Open, Register
       PATCH nodes/x {"metadata":{"annotations":{},"finalizers":["karpenter.sh/termination"],"labels":{"karpenter.sh/nodepool":"p"},"ownerReferences":[{"apiVersion":"karpenter.sh/v1","blockOwnerDeletion":true,"kind":"NodeClaim","name":"c","uid":"uid-c"}],"resourceVersion":"4","uid":"uid-x"},"spec":{"taints":[{"effect":"NoExecute","key":"karpenter.sh/unregistered"},{"effect":"NoSchedule","key":"team"}]}}
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME"}}}
-      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/spec/taints","value":[{"effect":"NoExecute","key":"karpenter.sh/unregistered"},{"effect":"NoSchedule","key":"team"}]},{"op":"replace","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"}]},{"op":"add","path":"/metadata/labels/karpenter.sh~1registered","value":"true"}]
-      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"6"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}],"nodeName":"x"}}
-      PATCH nodes/x {"metadata":{"labels":{"karpenter.sh/initialized":"true"}}}
-      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"8"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"","reason":"Initialized","status":"True","type":"Initialized"},{"lastTransitionTime":"TIME","message":"","reason":"ConsistentStateFound","status":"True","type":"ConsistentStateFound"},{"lastTransitionTime":"TIME","message":"","reason":"Ready","status":"True","type":"Ready"}]}}
+      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/spec/taints","value":[{"effect":"NoExecute","key":"karpenter.sh/unregistered"},{"effect":"NoSchedule","key":"team"}]},{"op":"replace","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"}]},{"op":"add","path":"/metadata/labels/karpenter.sh~1registered","value":"true"},{"op":"add","path":"/metadata/labels/karpenter.sh~1initialized","value":"true"}]
+      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"6"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"","reason":"Initialized","status":"True","type":"Initialized"},{"lastTransitionTime":"TIME","message":"","reason":"ConsistentStateFound","status":"True","type":"ConsistentStateFound"},{"lastTransitionTime":"TIME","message":"","reason":"Ready","status":"True","type":"Ready"}],"nodeName":"x"}}
       changes nodeclaims/c (metadata.annotations status.conditions status.nodeName), nodes/x (metadata.finalizers metadata.labels metadata.ownerReferences spec.taints)
     again: nothing due, no write, as undisturbed
     PATCH nodes/x
-      written by another | 409: Sync: error 409; again: Sync, Open, Register, Initialize, 6 writes, as undisturbed
+      written by another | 409: Sync: error 409; again: Sync, Open, Register, 4 writes, as undisturbed
       404: Sync: error 404; again: nothing due, no write, differs: nodeclaims/c (metadata.annotations status.conditions status.nodeName), -nodes/x
-      422: Sync: error 422; again: Sync, Open, Register, Initialize, 6 writes, as undisturbed
-      429, Retry-After 2 s, once: Sync, Open, Register, Initialize, sent 4 times in 2 s; again: nothing due, no write, as undisturbed
-      504: Sync: error 504, sent 7 times; again: Sync, Open, Register, Initialize, 6 writes, as undisturbed
-      no answer: waits forever; again: Sync, Open, Register, Initialize, 6 writes, as undisturbed
-      lost answer: Sync: error connection reset; again: Open, Register, Initialize, 5 writes, as undisturbed
-      crash before: stopped; again: Sync, Open, Register, Initialize, 6 writes, as undisturbed
-      crash after: stopped; again: Open, Register, Initialize, 5 writes, as undisturbed
+      422: Sync: error 422; again: Sync, Open, Register, 4 writes, as undisturbed
+      429, Retry-After 2 s, once: Sync, Open, Register, sent 3 times in 2 s; again: nothing due, no write, as undisturbed
+      504: Sync: error 504, sent 7 times; again: Sync, Open, Register, 4 writes, as undisturbed
+      no answer: waits forever; again: Sync, Open, Register, 4 writes, as undisturbed
+      lost answer: Sync: error connection reset; again: Open, Register, 3 writes, as undisturbed
+      crash before: stopped; again: Sync, Open, Register, 4 writes, as undisturbed
+      crash after: stopped; again: Open, Register, 3 writes, as undisturbed
     PATCH nodeclaims/c
-      written by another: Sync, Open, Register, Initialize; again: nothing due, no write, as undisturbed
-      409: Sync, Open: error 409; again: Open, Register, Initialize, 5 writes, as undisturbed
+      written by another: Sync, Open, Register; again: nothing due, no write, as undisturbed
+      409: Sync, Open: error 409; again: Open, Register, 3 writes, as undisturbed
       404: Sync, Open: error 404; again: nothing due, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
-      422: Sync, Open: error 422; again: Open, Register, Initialize, 5 writes, as undisturbed
-      429, Retry-After 2 s, once: Sync, Open, Register, Initialize, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
-      504: Sync, Open: error 504, sent 7 times; again: Open, Register, Initialize, 5 writes, as undisturbed
-      no answer: waits forever; again: Open, Register, Initialize, 5 writes, as undisturbed
-      lost answer: Sync, Open: error connection reset; again: Open, Register, Initialize, 4 writes, as undisturbed
-      crash before: stopped; again: Open, Register, Initialize, 5 writes, as undisturbed
-      crash after: stopped; again: Open, Register, Initialize, 4 writes, as undisturbed
+      422: Sync, Open: error 422; again: Open, Register, 3 writes, as undisturbed
+      429, Retry-After 2 s, once: Sync, Open, Register, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
+      504: Sync, Open: error 504, sent 7 times; again: Open, Register, 3 writes, as undisturbed
+      no answer: waits forever; again: Open, Register, 3 writes, as undisturbed
+      lost answer: Sync, Open: error connection reset; again: Open, Register, 2 writes, as undisturbed
+      crash before: stopped; again: Open, Register, 3 writes, as undisturbed
+      crash after: stopped; again: Open, Register, 2 writes, as undisturbed
     PATCH nodeclaims/c/status
-      written by another: Sync, Open, Register, Initialize, sent 3 times; again: nothing due, no write, as undisturbed
-      409: Sync, Open, Register: error 409, sent 5 times; again: Register, Initialize, 3 writes, as undisturbed
-      404: Sync, Open, Register: error 404; again: nothing due, no write, differs: nodes/x (metadata.labels), -nodeclaims/c
-      422: Sync, Open, Register: error 422; again: Register, Initialize, 3 writes, as undisturbed
-      429, Retry-After 2 s, once: Sync, Open, Register, Initialize, sent 3 times in 2 s; again: nothing due, no write, as undisturbed
-      504: Sync, Open, Register: error 504, sent 7 times; again: Register, Initialize, 3 writes, as undisturbed
-      no answer: waits forever; again: Register, Initialize, 3 writes, as undisturbed
-      lost answer: Sync, Open, Register: error connection reset; again: Initialize, 2 writes, as undisturbed
-      crash before: stopped; again: Register, Initialize, 3 writes, as undisturbed
-      crash after: stopped; again: Initialize, 2 writes, as undisturbed
+      written by another: Sync, Open, Register, sent 2 times; again: nothing due, no write, as undisturbed
+      409: Sync, Open, Register: error 409, sent 5 times; again: Register, 1 write, as undisturbed
+      404: Sync, Open, Register: error 404; again: nothing due, no write, differs: -nodeclaims/c
+      422: Sync, Open, Register: error 422; again: Register, 1 write, as undisturbed
+      429, Retry-After 2 s, once: Sync, Open, Register, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
+      504: Sync, Open, Register: error 504, sent 7 times; again: Register, 1 write, as undisturbed
+      no answer: waits forever; again: Register, 1 write, as undisturbed
+      lost answer: Sync, Open, Register: error connection reset; again: nothing due, no write, as undisturbed
+      crash before: stopped; again: Register, 1 write, as undisturbed
+      crash after: stopped; again: nothing due, no write, as undisturbed
     "#);
 }
 
@@ -171,7 +169,7 @@ async fn a_registered_node_keeps_its_claim_when_another_has_its_provider_id() {
 #[tokio::test]
 async fn a_node_without_the_unregistered_taint_is_registered_with_an_event() {
     let world = world(&json!({"status": launched("i-1", &["Launched"])}), Some(&json!({})));
-    assert_eq!(settle(world.context()).await, "Sync, Open, Register, Initialize");
+    assert_eq!(settle(world.context()).await, "Sync, Open, Register");
     let events = world.api.events();
     assert!(events[0].starts_with("Warning UnregisteredTaintMissing on NodeClaim/c: "), "{events:?}");
 }
