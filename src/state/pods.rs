@@ -45,6 +45,8 @@ pub struct PodRecord {
     pub scheduling: Scheduling,
     /// No scheduler has attempted it since its spec changed, such as when it got a toleration; as far as the API server records that (1.34).
     pub awaits_attempt: bool,
+    /// A scheduler has rejected it as it is now, with every toleration; `false` where the API server does not record that (before 1.34).
+    pub refused: bool,
     /// Phase Succeeded or Failed.
     pub terminal: bool,
     /// `metadata.deletionTimestamp`: the end of the pod's grace period.
@@ -159,6 +161,8 @@ impl PodRecord {
             nominated: status.and_then(|status| status.nominated_node_name.clone()).filter(|name| !name.is_empty()),
             awaits_attempt: scheduling == Scheduling::Unattempted
                 || attempted.is_some_and(|attempted| meta.generation.is_some_and(|present| attempted < present)),
+            refused: matches!(scheduling, Scheduling::Unschedulable { .. })
+                && attempted.is_some_and(|attempted| meta.generation.is_some_and(|present| attempted >= present)),
             scheduling,
             terminal,
             deleted_at: meta.deletion_timestamp.as_ref().map(UnixMillis::from),

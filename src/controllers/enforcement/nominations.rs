@@ -1,5 +1,6 @@
 //! Nominates planned pods to their nodes, renews holds, and triggers retries of kube-scheduler when a hold ends.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,10 +12,12 @@ use serde_json::json;
 
 use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found, is_conflict, is_not_found};
+use crate::controllers::provisioning::plan_writer::withdraw;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::holds::HOLD_READY;
 use crate::decisions::placement::hold_events::{EndedHold, HoldEnd};
 use crate::decisions::placement::nominations::Nominations;
+use crate::decisions::placement::refusals::Withdrawal;
 use crate::decisions::pod_ref::PodRef;
 use crate::decisions::rate_cap::RateCap;
 use crate::model::labels;
@@ -111,6 +114,10 @@ async fn reconcile(ctx: &Context, nominations: &mut Nominations, logged: &mut Ra
             }
         })
         .await;
+    for Withdrawal { claim, planned, pod } in actions.withdraw {
+        tracing::info!(claim, pod, "kube-scheduler refuses the pod on its planned node, planning it again");
+        withdraw(ctx, claim, &BTreeSet::from([&*planned])).await;
+    }
     for (node, pods) in actions.nominate {
         nominate(ctx, &node, pods).await;
     }

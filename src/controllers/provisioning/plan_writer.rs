@@ -44,6 +44,17 @@ pub struct Rejection {
     pub message: String,
 }
 
+/// Removes pods from the plan of a NodeClaim: their holds there expired, its node is leaving, or kube-scheduler refuses them there. Where that fails,
+/// a pod is in the plans of two claims once it is planned again; only one of them holds room for it.
+pub async fn withdraw(ctx: &Context, claim: String, pods: &BTreeSet<&str>) {
+    let _one_at_a_time = ctx.plan_writes.lock(&claim).await;
+    let Some(plan) = without_pods(&ctx.cluster.read(), &claim, pods) else { return };
+    let patch = json!({"metadata": {"annotations": plan.annotations()}});
+    if let Err(error) = ignore_not_found(ctx.patch_claim(&claim, &patch).await) {
+        tracing::warn!(claim, %error, "failed to withdraw stale plan from node claim");
+    }
+}
+
 /// A plan with its inputs.
 pub struct PlanWriter<'a> {
     pub ctx: &'a Context,
@@ -64,7 +75,7 @@ impl PlanWriter<'_> {
         let planned: BTreeSet<&str> = self.plan.pods().map(|pod| &*self.snapshot.problem.pods[pod].key).collect();
         let stale = claims_with(&self.ctx.cluster.read(), &planned);
         let mut written = self.create_claims(hold_until, first_seen).await;
-        stream::iter(stale).for_each_concurrent(CONCURRENCY, |claim| self.withdraw(claim, &planned)).await;
+        stream::iter(stale).for_each_concurrent(CONCURRENCY, |claim| withdraw(self.ctx, claim, &planned)).await;
         let placements = self.plan.placements.iter();
         let placements = placements.filter_map(|placement| {
             let claim = self.snapshot.node_refs[placement.node].claim.as_ref()?;
@@ -75,17 +86,6 @@ impl PlanWriter<'_> {
             written.served.extend(added);
         }
         written
-    }
-
-    /// Removes pods of this plan from a NodeClaim that they were planned on before, whose holds expired or whose node is leaving. Where
-    /// that fails the pod is in the plans of two claims; only one of them holds room for it.
-    async fn withdraw(&self, claim: String, pods: &BTreeSet<&str>) {
-        let _one_at_a_time = self.ctx.plan_writes.lock(&claim).await;
-        let Some(plan) = without_pods(&self.ctx.cluster.read(), &claim, pods) else { return };
-        let patch = json!({"metadata": {"annotations": plan.annotations()}});
-        if let Err(error) = ignore_not_found(self.ctx.patch_claim(&claim, &patch).await) {
-            tracing::warn!(claim, %error, "failed to withdraw stale plan from node claim");
-        }
     }
 
     /// Creates the NodeClaims of the new nodes.

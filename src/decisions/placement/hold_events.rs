@@ -91,6 +91,11 @@ impl Progress {
         }
     }
 
+    /// Whether a pod of the class was bound as planned a short while ago.
+    pub fn is_bound(&self, class: &Arc<PodClass>) -> bool {
+        self.bound.contains_key(class)
+    }
+
     /// Forgets classes without recent progress.
     pub fn expire(&mut self, now: UnixMillis) {
         self.bound.retain(|_, at| !at.is_older_than(PROGRESS_TIMEOUT, now));
@@ -104,7 +109,7 @@ impl Progress {
             let ends = state.planned.get(*claim).is_some_and(|plan| plan.hold_until < now + RENEW_BEFORE);
             let mut pods = holds.by_claim[*claim].iter().filter_map(|hold| state.pods.get(hold.pod.as_ref()?));
             let progresses = |pod: &PodRecord| {
-                pod.awaits_attempt || pod.entry.as_ref().is_ok_and(|entry| self.bound.contains_key(&entry.class))
+                pod.awaits_attempt || pod.entry.as_ref().is_ok_and(|entry| self.is_bound(&entry.class))
             };
             young && ends && pods.any(progresses)
         };

@@ -6,4 +6,5 @@ pub mod mode;
 pub mod nominations;
 pub mod opening;
 pub mod planned_taint;
+pub mod refusals;
 pub mod view;

@@ -10,6 +10,7 @@ use kube::ResourceExt;
 use crate::decisions::placement::hold_events::{EndedHold, HoldEnd, Progress, ended};
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::placement::planned_taint::{is_closed, planned_taint_of, suffices};
+use crate::decisions::placement::refusals::{Refusals, Withdrawal};
 use crate::decisions::pod_ref::PodRef;
 use crate::model::labels;
 use crate::model::pod_class::PodClass;
@@ -76,6 +77,8 @@ pub struct NominationActions {
     pub ended: Vec<EndedHold>,
     /// Claims whose holds are renewed.
     pub renew: Vec<String>,
+    /// Pods to withdraw from their plans.
+    pub withdraw: Vec<Withdrawal>,
     /// Pods to nominate, by node.
     pub nominate: BTreeMap<String, Vec<PodRef>>,
     /// Nodes to update, so that kube-scheduler retries the pods that only the extender rejected.
@@ -91,12 +94,19 @@ pub struct Nominations {
     /// When kube-scheduler was last triggered, or had no reason to be.
     triggered: UnixMillis,
     progress: Progress,
+    refusals: Refusals,
 }
 
 impl Nominations {
     /// Begins at `now`, without knowledge of earlier holds.
     pub fn new(now: UnixMillis) -> Self {
-        Self { holds: Arc::default(), nominated: HashMap::new(), triggered: now, progress: Progress::default() }
+        Self {
+            holds: Arc::default(),
+            nominated: HashMap::new(),
+            triggered: now,
+            progress: Progress::default(),
+            refusals: Refusals::default(),
+        }
     }
 
     /// Compares the holds with those of the last pass, and records the nominations as made.
@@ -118,6 +128,7 @@ impl Nominations {
             return NominationActions { ended, ..NominationActions::default() };
         }
         let renew = self.progress.to_renew(state, holds, now);
+        let withdraw = self.refusals.to_withdraw(state, holds, &self.progress, now);
         let open = || open_nodes(state, holds);
         let mut nominate = BTreeMap::new();
         for (claim, node) in open() {
@@ -138,7 +149,7 @@ impl Nominations {
             let awaited = open().find(|(claim, _)| waited_for(claim)).map(|(_, node)| node.name_any());
             trigger = self.nodes_to_update(freed, awaited, now);
         }
-        NominationActions { ended, renew, nominate, trigger }
+        NominationActions { ended, renew, withdraw, nominate, trigger }
     }
 
     /// Nodes to update: those `freed` by holds that ended other than as planned, and periodically an open node that a held pod waits
