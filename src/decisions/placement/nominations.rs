@@ -128,7 +128,7 @@ impl Nominations {
             return NominationActions { ended, ..NominationActions::default() };
         }
         let renew = self.progress.to_renew(state, holds, now);
-        let withdraw = self.refusals.to_withdraw(state, holds, &self.progress, now);
+        let withdraw = self.refusals.choose(state, holds, &self.progress, now);
         let open = || open_nodes(state, holds);
         let mut nominate = BTreeMap::new();
         for (claim, node) in open() {

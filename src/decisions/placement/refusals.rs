@@ -38,7 +38,7 @@ pub struct Refusals {
 impl Refusals {
     /// The pods to withdraw: those that were refused all the time on a node that has been initialized for longer than a new node is held, and that
     /// no other pod of their class can help: none of them waits for a planned node, or none was bound as planned for a while.
-    pub fn to_withdraw(
+    pub fn choose(
         &mut self,
         state: &ClusterState,
         holds: &Holds,
@@ -115,8 +115,8 @@ mod tests {
     fn withdrawn(state: &ClusterState, progress: &Progress, before: Duration, now: UnixMillis) -> Vec<String> {
         let mut refusals = Refusals::default();
         let holds = resolve(state, now);
-        assert_eq!(refusals.to_withdraw(state, &holds, progress, now - before), [], "just refused");
-        let found = refusals.to_withdraw(state, &holds, progress, now).into_iter();
+        assert_eq!(refusals.choose(state, &holds, progress, now - before), [], "just refused");
+        let found = refusals.choose(state, &holds, progress, now).into_iter();
         found.map(|found| found.pod).collect()
     }
 
@@ -126,7 +126,7 @@ mod tests {
         let settled = UnixMillis(0) + HOLD_READY + PATIENCE;
         for (case, attempted, before, now, found) in [
             ("refused", json!(2), PATIENCE, settled, 1),
-            ("since a moment less", json!(2), PATIENCE - moment, settled, 0),
+            ("since a moment less", json!(2), PATIENCE.saturating_sub(moment), settled, 0),
             ("not attempted since its spec changed", json!(1), PATIENCE, settled, 0),
             ("not known", json!(null), PATIENCE, settled, 0),
             ("the node is new", json!(2), PATIENCE, UnixMillis(0) + HOLD_READY - moment, 0),
@@ -155,9 +155,8 @@ mod tests {
         let now = UnixMillis(0) + HOLD_READY;
         let mut state = state(&[("a", pod(json!(2)))]);
         let (mut refusals, progress) = (Refusals::default(), Progress::default());
-        let mut pass = |state: &ClusterState, at: UnixMillis| {
-            refusals.to_withdraw(state, &resolve(state, at), &progress, at).len()
-        };
+        let mut pass =
+            |state: &ClusterState, at: UnixMillis| refusals.choose(state, &resolve(state, at), &progress, at).len();
         assert_eq!(pass(&state, now), 0);
         state.apply_pod(&objects::pod("a", &pod(json!(1))), UnixMillis(2));
         assert_eq!(pass(&state, now + PATIENCE / 2), 0);
