@@ -286,3 +286,47 @@ async fn holds_are_renewed_while_pods_of_their_class_are_bound_as_planned() {
     );
     assert_eq!(ctx.metrics.holds_ended.with_label_values(&["planned"]).get(), 1);
 }
+
+#[tokio::test]
+async fn a_refused_pod_is_withdrawn_from_its_plan_under_every_failure() {
+    let refused = || {
+        let world = world(PlacementMode::Nominate, &fresh());
+        let mut status = launched("i-1", &["Launched", "Registered", "Initialized"]);
+        for condition in status["conditions"].as_array_mut().unwrap() {
+            condition["lastTransitionTime"] = json!("2000-01-01T00:00:00Z");
+        }
+        let plan = json!({(labels::PLANNED_PODS): "[\"n/a\",\"n/b\"]", (labels::HOLD_UNTIL): LATER});
+        world.api.put(&claim("c", &json!({"metadata": {"annotations": plan}, "status": status})));
+        let rejected =
+            json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "observedGeneration": 2});
+        let containers = json!([{"name": "c", "image": "i"}]);
+        let patch = json!({"metadata": {"generation": 2}, "spec": {"containers": containers}, "status": {"conditions": [rejected]}});
+        world.api.put(&pod("a", &patch));
+        world.api.put(&pod("b", &json!({"spec": {"nodeName": "x", "containers": containers}})));
+        world
+    };
+    let text = transcript(refused, async |ctx| {
+        let mut nominations = Nominations::new(clock::now());
+        for seconds in [0, 20] {
+            let now = clock::now() + Duration::from_secs(seconds);
+            reconcile(&ctx, &mut nominations, &mut RateCap::default(), now).await;
+        }
+        "two passes".into()
+    })
+    .await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: two passes
+      PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME","stowage.dev/planned-owners":"{}","stowage.dev/planned-pods":"[\"n/b\"]"}}}
+      changes nodeclaims/c (metadata.annotations)
+    again: two passes, no write, as undisturbed
+    PATCH nodeclaims/c
+      written by another | lost answer: two passes; again: two passes, no write, as undisturbed
+      409 | 422: two passes; again: two passes, 1 write, as undisturbed
+      404: two passes; again: two passes, no write, differs: -nodeclaims/c
+      429, Retry-After 2 s, once: two passes, sent 2 times in 2 s; again: two passes, no write, as undisturbed
+      504: two passes, sent 7 times; again: two passes, 1 write, as undisturbed
+      no answer: waits forever; again: two passes, 1 write, as undisturbed
+      crash before: stopped; again: two passes, 1 write, as undisturbed
+      crash after: stopped; again: two passes, no write, as undisturbed
+    "#);
+}
