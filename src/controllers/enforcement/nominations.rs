@@ -1,6 +1,6 @@
 //! Nominates planned pods to their nodes, renews holds, and triggers retries of kube-scheduler when a hold ends.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::model::labels;
 use crate::model::time::UnixMillis;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
-/// Holds that ended without their pod that are logged at level info within a minute; further ones are at level debug.
+/// Holds that ended without their pod, and pods that are withdrawn, that are logged at level info within a minute; further holds are at level debug.
 const MAX_LOGGED: usize = 100;
 /// Concurrent writes: half of what the client sends at a time.
 const CONCURRENCY: usize = 16;
@@ -114,10 +114,18 @@ async fn reconcile(ctx: &Context, nominations: &mut Nominations, logged: &mut Ra
             }
         })
         .await;
+    let mut refused: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for Withdrawal { claim, planned, pod } in actions.withdraw {
-        tracing::info!(claim, pod, "kube-scheduler refuses the pod on its planned node, planning it again");
-        withdraw(ctx, claim, &BTreeSet::from([&*planned])).await;
+        if logged.admit(1, MAX_LOGGED, now) == 1 {
+            tracing::info!(claim, pod, "kube-scheduler refuses the pod on its planned node, planning it again");
+        }
+        refused.entry(claim).or_default().insert(planned);
     }
+    stream::iter(refused)
+        .for_each_concurrent(CONCURRENCY, async |(claim, planned)| {
+            withdraw(ctx, claim, &planned.iter().map(String::as_str).collect()).await;
+        })
+        .await;
     for (node, pods) in actions.nominate {
         nominate(ctx, &node, pods).await;
     }
