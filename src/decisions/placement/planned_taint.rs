@@ -119,7 +119,8 @@ fn waiting<'a>(state: &'a ClusterState, holds: &'a Holds, claim: &str) -> impl I
     live.filter_map(|hold| state.pods.get(hold.pod.as_ref()?)).filter(|pod| pod.node.is_none())
 }
 
-fn is_admitted(pod: &PodRecord, claim: &NodeClaim) -> bool {
+/// Whether a pod tolerates the planned taint of a claim's node by the toleration that it gets for it.
+pub fn is_admitted(pod: &PodRecord, claim: &NodeClaim) -> bool {
     claim.metadata.uid.as_ref().is_some_and(|uid| pod.admitted.iter().any(|admitted| **admitted == **uid))
 }
 
@@ -337,7 +338,7 @@ pub struct TaintActions {
 /// What is remembered between two passes.
 #[derive(Debug, Default)]
 pub struct PlannedTaints {
-    /// When each pod was last admitted, by UID.
+    /// When each pod that is to be admitted was last tried, by UID.
     admitted: HashMap<String, UnixMillis>,
     /// When each node was last closed, by name.
     closed: HashMap<String, UnixMillis>,
@@ -359,8 +360,12 @@ impl PlannedTaints {
     ) -> TaintActions {
         let enabled = placement == PlacementMode::Nominate;
         let mut admit = if enabled { to_admit(state, holds, now) } else { Vec::new() };
-        self.admitted.retain(|_, at| !at.is_older_than(RETRY_PERIOD, now));
-        admit.retain(|admission| !self.admitted.contains_key(&admission.pod.uid));
+        let candidates: HashSet<&str> = admit.iter().map(|admission| &*admission.pod.uid).collect();
+        self.admitted.retain(|uid, _| candidates.contains(uid.as_str()));
+        let last = |admission: &Admission| self.admitted.get(&admission.pod.uid).copied();
+        admit.retain(|admission| last(admission).is_none_or(|at| at.is_older_than(RETRY_PERIOD, now)));
+        // Pods that cannot be patched keep nobody else waiting.
+        admit.sort_by_key(last);
         admit.truncate(MAX_ADMISSIONS);
         self.admitted.extend(admit.iter().map(|admission| (admission.pod.uid.clone(), now)));
         let mut close = if enabled { to_close(state, closed, &self.rejected, now) } else { Vec::new() };

@@ -5,9 +5,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::conditions;
+use k8s_openapi::api::core::v1::Node;
+
+use crate::api::{NodeClaim, conditions};
 use crate::decisions::holds::HOLD_READY;
 use crate::decisions::placement::hold_events::Progress;
+use crate::decisions::placement::planned_taint::{is_admitted, planned_taint_of};
 use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, NodeExt};
@@ -53,16 +56,18 @@ impl Refusals {
         }
         let mut since = HashMap::new();
         let mut out = Vec::new();
-        for (claim, live) in holds.by_claim.iter().filter(|(claim, _)| is_settled(state, claim, now)) {
+        for (name, live) in &holds.by_claim {
+            let Some((claim, node)) = settled(state, name, now) else { continue };
+            let is_let_in = |pod: &PodRecord| planned_taint_of(node).is_none() || is_admitted(pod, claim);
             for hold in live {
-                let Some(pod) = hold.pod.as_ref().and_then(waiting).filter(|pod| pod.refused) else { continue };
-                let Some(class) = class(pod) else { continue };
-                let key = (pod.uid.clone(), claim.clone());
+                let pod = hold.pod.as_ref().and_then(waiting).filter(|pod| pod.refused && is_let_in(pod));
+                let Some((pod, class)) = pod.and_then(|pod| Some((pod, class(pod)?))) else { continue };
+                let key = (pod.uid.clone(), name.clone());
                 let begin = self.since.get(&key).copied().unwrap_or(now);
                 since.insert(key, begin);
                 let is_alone = waiting_of.get(&Arc::as_ptr(&class)) == Some(&1);
                 if begin.is_older_than(PATIENCE, now) && (is_alone || !progress.is_bound(&class)) {
-                    out.push(Withdrawal { claim: claim.clone(), planned: hold.original.clone(), pod: pod.key() });
+                    out.push(Withdrawal { claim: name.clone(), planned: hold.original.clone(), pod: pod.key() });
                 }
             }
         }
@@ -71,11 +76,12 @@ impl Refusals {
     }
 }
 
-/// Whether the node of a claim is ready, and has been initialized for longer than a new node is held.
-fn is_settled(state: &ClusterState, claim: &str, now: UnixMillis) -> bool {
-    let Some(claim) = state.claims.get(claim) else { return false };
-    state.node_of(claim).is_some_and(|node| node.is_ready())
-        && claim.true_since(conditions::INITIALIZED).is_some_and(|at| at.is_older_than(HOLD_READY, now))
+/// The claim and its node, if that is ready, and has been initialized for longer than a new node is held.
+fn settled<'a>(state: &'a ClusterState, claim: &str, now: UnixMillis) -> Option<(&'a NodeClaim, &'a Node)> {
+    let claim = state.claims.get(claim)?;
+    let node = state.node_of(claim).filter(|node| node.is_ready())?;
+    claim.true_since(conditions::INITIALIZED).filter(|at| at.is_older_than(HOLD_READY, now))?;
+    Some((claim, node))
 }
 
 #[cfg(test)]
@@ -84,6 +90,7 @@ mod tests {
 
     use super::*;
     use crate::decisions::holds::resolve;
+    use crate::decisions::placement::planned_taint::planned_taint;
     use crate::model::labels;
     use crate::test_support::objects;
 
@@ -148,6 +155,21 @@ mod tests {
         let mut alone = state;
         alone.delete_pod("n/b", now);
         assert_eq!(withdrawn(&alone, &progress, PATIENCE, now), ["n/a"], "none waits any more");
+    }
+
+    #[test]
+    fn a_pod_that_the_closed_node_does_not_let_in_yet_stays() {
+        let now = UnixMillis(0) + HOLD_READY + PATIENCE;
+        let mut state = state(&[("a", pod(json!(2)))]);
+        let mut node = (*state.nodes["x"]).clone();
+        node.spec.as_mut().unwrap().taints = planned_taint(&state.claims["c"], UnixMillis(0)).map(|taint| vec![taint]);
+        state.apply_node(node);
+        assert!(withdrawn(&state, &Progress::default(), PATIENCE, now).is_empty(), "its toleration is to come");
+        let mut admitted = pod(json!(2));
+        admitted["spec"] = json!({"containers": [], "tolerations":
+            [{"key": labels::PLANNED_TAINT, "operator": "Equal", "value": "uid-c", "effect": "NoSchedule"}]});
+        state.apply_pod(&objects::pod("a", &admitted), UnixMillis(2));
+        assert_eq!(withdrawn(&state, &Progress::default(), PATIENCE, now), ["n/a"]);
     }
 
     #[test]

@@ -88,6 +88,9 @@ pub(crate) fn group(
         last = Some((class, pod_labels, group));
     }
     let position = |at: &usize| problem.pods[*at].queue_position();
+    // When pods came decides which of them goes where, not what is purchased.
+    let first_key = |group: &Group| group.pods.iter().map(|at| &problem.pods[*at].key).min();
+    groups.sort_by(|a, b| first_key(a).cmp(&first_key(b)));
     for group in &mut groups {
         if !group.pods.is_sorted_by_key(position) {
             group.pods.sort_by(|a, b| position(a).cmp(&position(b)));
@@ -103,7 +106,6 @@ pub(crate) fn group(
         let usable = usable(column_sets, group);
         group.levels = levels(column_sets, &class, &group.need, usable);
     }
-    groups.sort_by(|a, b| position(&a.pods[0]).cmp(&position(&b.pods[0])));
     groups
 }
 
@@ -198,4 +200,28 @@ fn with_term(class: &PodClass, term: &NodeTerm) -> Vec<NodeTerm> {
         return vec![term.clone()];
     }
     class.node_terms.iter().map(|required| required.and(term)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::model::time::UnixMillis;
+    use crate::test_support::plan_stages::instance;
+    use crate::test_support::planner::World;
+
+    #[test]
+    fn when_pods_came_orders_the_pods_of_a_group_and_not_the_groups() {
+        let mut world = World::new();
+        for name in ["a", "b"] {
+            world.pods(name, 2, &json!({"app": name}), if name == "a" { "1" } else { "2" }, "1Gi", &json!({}));
+        }
+        for (pod, at) in world.problem.pods.iter_mut().zip([40, 30, 20, 10]) {
+            pod.queued_at = UnixMillis(at);
+        }
+        let mut instance = instance(&world);
+        let state = instance.state(false);
+        let groups: Vec<&[usize]> = state.demand.groups.iter().map(|group| &*group.pods).collect();
+        assert_eq!(groups, [[1, 0], [3, 2]]);
+    }
 }

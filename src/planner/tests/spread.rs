@@ -88,27 +88,6 @@ fn pods_of_a_spread_are_dealt_to_zones_in_an_order_in_which_they_can_be_bound() 
 }
 
 #[test]
-fn pods_of_a_spread_over_hosts_are_dealt_to_one_node_after_the_other() {
-    let labels = json!({"app": "p"});
-    let mut world = World::new();
-    let mut spec = spread(ZONE, &labels, &json!({}));
-    let on_hosts = spread(HOST, &labels, &json!({"maxSkew": 2}))["topologySpreadConstraints"][0].clone();
-    spec["topologySpreadConstraints"].as_array_mut().unwrap().push(on_hosts);
-    world.pods("p", 12, &labels, "1", "1Gi", &spec);
-    queue(&mut world);
-    let plan = world.plan();
-    let mut counts = vec![0; plan.new_nodes.len()];
-    let mut pods: Vec<(usize, usize)> =
-        plan.new_nodes.iter().enumerate().flat_map(|(at, node)| node.pods.iter().map(move |pod| (*pod, at))).collect();
-    pods.sort_by_key(|(pod, _)| world.problem.pods[*pod].queued_at);
-    for (_, node) in pods {
-        counts[node] += 1;
-        assert!(counts[node] <= counts.iter().min().unwrap() + 2, "{counts:?}");
-    }
-    assert_eq!(counts.iter().sum::<usize>(), 12);
-}
-
-#[test]
 fn a_deleting_pod_keeps_its_room_but_no_spread_counts_it() {
     let labels = json!({"app": "p"});
     let mut world = World::new();

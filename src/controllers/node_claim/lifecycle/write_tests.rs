@@ -76,6 +76,53 @@ async fn a_claim_gets_its_finalizer_under_every_failure() {
     "#);
 }
 
+/// What was missing when the node opened is there now.
+#[tokio::test]
+async fn a_registered_node_is_initialized_under_every_failure() {
+    let of_claim = json!({"status": launched("i-1", &["Launched", "Registered"])});
+    let of_node =
+        json!({"metadata": {"labels": {(labels::REGISTERED): "true"}, "finalizers": [labels::TERMINATION_FINALIZER]}});
+    let text = transcript(|| world(&of_claim, Some(&of_node)), settle).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: Initialize
+      PATCH nodes/x {"metadata":{"labels":{"karpenter.sh/initialized":"true"}}}
+      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"2"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"","reason":"Initialized","status":"True","type":"Initialized"},{"lastTransitionTime":"TIME","message":"","reason":"ConsistentStateFound","status":"True","type":"ConsistentStateFound"},{"lastTransitionTime":"TIME","message":"","reason":"Ready","status":"True","type":"Ready"}]}}
+      changes nodeclaims/c (status.conditions), nodes/x (metadata.labels)
+    again: nothing due, no write, as undisturbed
+    PATCH nodes/x
+      written by another: Initialize; again: nothing due, no write, as undisturbed
+      409: Initialize: error 409; again: Initialize, 2 writes, as undisturbed
+      404: Initialize: error 404; again: nothing due, no write, differs: nodeclaims/c (status.conditions), -nodes/x
+      422: Initialize: error 422; again: Initialize, 2 writes, as undisturbed
+      429, Retry-After 2 s, once: Initialize, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
+      504: Initialize: error 504, sent 7 times; again: Initialize, 2 writes, as undisturbed
+      no answer: waits forever; again: Initialize, 2 writes, as undisturbed
+      lost answer: Initialize: error connection reset; again: Initialize, 2 writes, as undisturbed
+      crash before | crash after: stopped; again: Initialize, 2 writes, as undisturbed
+    PATCH nodeclaims/c/status
+      written by another: Initialize, sent 2 times; again: nothing due, no write, as undisturbed
+      409: Initialize: error 409, sent 5 times; again: Initialize, 2 writes, as undisturbed
+      404: Initialize: error 404; again: nothing due, no write, differs: -nodeclaims/c
+      422: Initialize: error 422; again: Initialize, 2 writes, as undisturbed
+      429, Retry-After 2 s, once: Initialize, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
+      504: Initialize: error 504, sent 7 times; again: Initialize, 2 writes, as undisturbed
+      no answer: waits forever; again: Initialize, 2 writes, as undisturbed
+      lost answer: Initialize: error connection reset; again: nothing due, no write, as undisturbed
+      crash before: stopped; again: Initialize, 2 writes, as undisturbed
+      crash after: stopped; again: nothing due, no write, as undisturbed
+    "#);
+}
+
+#[tokio::test]
+async fn a_node_that_is_not_ready_any_more_is_registered_and_not_initialized() {
+    let opened = json!({(labels::REGISTERED): "true", (labels::INITIALIZED): "true"});
+    let not_ready = json!([{"type": "Ready", "status": "False"}]);
+    let of_node = json!({"metadata": {"labels": opened, "finalizers": [labels::TERMINATION_FINALIZER]},
+        "status": {"conditions": not_ready}});
+    let world = world(&json!({"status": launched("i-1", &["Launched"])}), Some(&of_node));
+    assert_eq!(settle(world.context()).await, "Register, ReportUninitialized");
+}
+
 /// From the Node that the kubelet registered to an initialized claim.
 #[tokio::test]
 async fn a_node_is_brought_up_under_every_failure() {

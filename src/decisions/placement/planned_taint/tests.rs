@@ -75,13 +75,18 @@ fn a_pass_admits_a_limited_number_of_pods_and_the_next_one_goes_on() {
     }
     let (mut taints, now) = (PlannedTaints::default(), UnixMillis(5));
     let holds = resolve(&state, now);
-    let mut pass = || {
+    let mut pass = |now: UnixMillis| {
         let actions = taints.choose(&state, &holds, &BTreeSet::new(), PlacementMode::Nominate, now);
         actions.admit.into_iter().map(|admission| admission.pod.name).collect::<Vec<_>>()
     };
-    assert_eq!(pass(), names[..MAX_ADMISSIONS]);
-    assert_eq!(pass(), names[MAX_ADMISSIONS..]);
-    assert!(pass().is_empty());
+    assert_eq!(pass(now), names[..MAX_ADMISSIONS]);
+    assert_eq!(pass(now + RETRY_PERIOD)[..2], [&*names[MAX_ADMISSIONS], "p000"], "a webhook refuses the first ones");
+    assert_eq!(
+        pass(now + RETRY_PERIOD),
+        names[MAX_ADMISSIONS - 1..MAX_ADMISSIONS],
+        "tried before the others were again"
+    );
+    assert!(pass(now + RETRY_PERIOD).is_empty());
 }
 
 #[test]
