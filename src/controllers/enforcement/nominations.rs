@@ -40,31 +40,10 @@ pub struct Nominated {
     pub failed: usize,
 }
 
-/// Nominates pods to a node. Failures are logged; the next pass tries again.
-pub async fn nominate(ctx: &Context, node: &str, pods: Vec<PodRef>) -> Nominated {
-    let patches = pods.into_iter().map(|pod| {
-        let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &pod.namespace);
-        async move {
-            let patch = json!({"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}});
-            let result = api.patch_status(&pod.name, &PatchParams::default(), &Patch::Merge(&patch)).await;
-            match result {
-                Ok(changed) => {
-                    ctx.cluster.update(|state| state.apply_pod(&changed, clock::now()));
-                    ctx.metrics.nominations.inc();
-                    Nominated { accepted: 1, ..Nominated::default() }
-                }
-                Err(error) if is_not_found(&error) || is_conflict(&error) => {
-                    Nominated { refused: 1, ..Nominated::default() }
-                }
-                Err(error) => {
-                    tracing::warn!(pod = pod.name, %error, "failed to nominate pod");
-                    let refused = usize::from(matches!(&error, kube::Error::Api(status) if is_final(status.code)));
-                    Nominated { refused, failed: 1 - refused, ..Nominated::default() }
-                }
-            }
-        }
-    });
-    let results = stream::iter(patches).buffer_unordered(CONCURRENCY);
+/// Nominates pods to nodes, given by their names. Failures are logged; the next pass tries again.
+pub async fn nominate(ctx: &Context, pods: Vec<(String, PodRef)>) -> Nominated {
+    let nominations = pods.into_iter().map(|(node, pod)| nominate_one(ctx, node, pod));
+    let results = stream::iter(nominations).buffer_unordered(CONCURRENCY);
     let sum = |sum: Nominated, one: Nominated| async move {
         Nominated {
             accepted: sum.accepted + one.accepted,
@@ -73,6 +52,24 @@ pub async fn nominate(ctx: &Context, node: &str, pods: Vec<PodRef>) -> Nominated
         }
     };
     results.fold(Nominated::default(), sum).await
+}
+
+async fn nominate_one(ctx: &Context, node: String, pod: PodRef) -> Nominated {
+    let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &pod.namespace);
+    let patch = json!({"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}});
+    match api.patch_status(&pod.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+        Ok(changed) => {
+            ctx.cluster.update(|state| state.apply_pod(&changed, clock::now()));
+            ctx.metrics.nominations.inc();
+            Nominated { accepted: 1, ..Nominated::default() }
+        }
+        Err(error) if is_not_found(&error) || is_conflict(&error) => Nominated { refused: 1, ..Nominated::default() },
+        Err(error) => {
+            tracing::warn!(pod = pod.name, %error, "failed to nominate pod");
+            let refused = usize::from(matches!(&error, kube::Error::Api(status) if is_final(status.code)));
+            Nominated { refused, failed: 1 - refused, ..Nominated::default() }
+        }
+    }
 }
 
 /// Whether another attempt has the same result: the request itself is refused, for another reason than the load.
@@ -126,9 +123,8 @@ async fn reconcile(ctx: &Context, nominations: &mut Nominations, logged: &mut Ra
             withdraw(ctx, claim, &planned.iter().map(String::as_str).collect()).await;
         })
         .await;
-    for (node, pods) in actions.nominate {
-        nominate(ctx, &node, pods).await;
-    }
+    let to_node = |(node, pods): (String, Vec<PodRef>)| pods.into_iter().map(move |pod| (node.clone(), pod));
+    nominate(ctx, actions.nominate.into_iter().flat_map(to_node).collect()).await;
     for node in actions.trigger {
         let patch = json!({"metadata": {"annotations": {(labels::HOLD_RELEASED): now.rfc3339()}}});
         if let Err(error) = ignore_not_found(ctx.patch_node(&node, &patch).await) {

@@ -48,7 +48,7 @@ pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Openi
         opening(&state, &ctx.derived.holds(&state, now), claim, node, placement, now)
     };
     if !opening.nominate.is_empty() {
-        let nominated = nominate(ctx, &name, opening.nominate).await;
+        let nominated = nominate(ctx, opening.nominate.into_iter().map(|pod| (name.clone(), pod)).collect()).await;
         if nominated.accepted > 0 {
             // The node is opened in the next pass, when our own watch shows the nominations.
             return Ok(Opening::Wait(Duration::ZERO));

@@ -25,6 +25,8 @@ use crate::state::tables::ClusterState;
 const RETRY_TRIGGER_PERIOD: Duration = Duration::from_secs(2);
 /// Minimum time between two nominations of a pod.
 const RENOMINATE_PERIOD: Duration = Duration::from_millis(200);
+/// A pass nominates no pods of further nodes after this many: it ends soon, so that the next one renews the holds that end meanwhile.
+const MAX_NOMINATIONS: usize = 64;
 
 /// Held pods of a claim that are not nominated to its node yet.
 ///
@@ -91,6 +93,8 @@ pub struct Nominations {
     holds: Arc<Holds>,
     /// When each pod was last nominated, by UID.
     nominated: HashMap<String, UnixMillis>,
+    /// The last claim whose pods were nominated: the next pass begins after it, so that each one has its turn.
+    last: String,
     /// When kube-scheduler was last triggered, or had no reason to be.
     triggered: UnixMillis,
     progress: Progress,
@@ -103,6 +107,7 @@ impl Nominations {
         Self {
             holds: Arc::default(),
             nominated: HashMap::new(),
+            last: String::new(),
             triggered: now,
             progress: Progress::default(),
             refusals: Refusals::default(),
@@ -129,27 +134,47 @@ impl Nominations {
         }
         let renew = self.progress.to_renew(state, holds, now);
         let withdraw = self.refusals.choose(state, holds, &self.progress, now);
-        let open = || open_nodes(state, holds);
-        let mut nominate = BTreeMap::new();
-        for (claim, node) in open() {
-            let (name, taint) = (node.name_any(), planned_taint_of(node));
-            let mut pods = to_nominate(state, holds, placement, taint.is_some_and(is_closed), claim, &name);
-            pods.retain(|pod| !self.nominated.contains_key(&pod.uid));
-            if !pods.is_empty() && !taint.is_some_and(|taint| suffices(state, node, taint, now)) {
-                nominate.insert(name, pods);
-            }
-        }
-        self.nominated.extend(nominate.values().flatten().map(|pod| (pod.uid.clone(), now)));
+        let nominate = self.next_nominations(state, holds, placement, now);
         let mut trigger = Vec::new();
         if placement == PlacementMode::Extender {
             let unplanned = ended.iter().filter(|hold| hold.end != HoldEnd::Planned);
             let node_of = |claim: &String| Some(state.node_of(state.claims.get(claim)?)?.name_any());
             let freed: Vec<String> = unplanned.filter_map(|hold| node_of(&hold.claim)).collect();
             let waited_for = |claim: &str| holds.by_claim[claim].iter().any(|hold| hold.pod.is_some());
-            let awaited = open().find(|(claim, _)| waited_for(claim)).map(|(_, node)| node.name_any());
+            let awaited =
+                open_nodes(state, holds).find(|(claim, _)| waited_for(claim)).map(|(_, node)| node.name_any());
             trigger = self.nodes_to_update(freed, awaited, now);
         }
         NominationActions { ended, renew, withdraw, nominate, trigger }
+    }
+
+    /// Pods to nominate in this pass, by node, of the next claims in the order of their names.
+    fn next_nominations(
+        &mut self,
+        state: &ClusterState,
+        holds: &Holds,
+        placement: PlacementMode,
+        now: UnixMillis,
+    ) -> BTreeMap<String, Vec<PodRef>> {
+        let mut open: Vec<_> = open_nodes(state, holds).collect();
+        open.sort_unstable_by_key(|(claim, _)| (**claim <= self.last, *claim));
+        let (mut out, mut count) = (BTreeMap::new(), 0);
+        for (claim, node) in open {
+            let (name, taint) = (node.name_any(), planned_taint_of(node));
+            let mut pods = to_nominate(state, holds, placement, taint.is_some_and(is_closed), claim, &name);
+            pods.retain(|pod| !self.nominated.contains_key(&pod.uid));
+            if pods.is_empty() || taint.is_some_and(|taint| suffices(state, node, taint, now)) {
+                continue;
+            }
+            self.nominated.extend(pods.iter().map(|pod| (pod.uid.clone(), now)));
+            self.last.clone_from(claim);
+            count += pods.len();
+            out.insert(name, pods);
+            if count >= MAX_NOMINATIONS {
+                break;
+            }
+        }
+        out
     }
 
     /// Nodes to update: those `freed` by holds that ended other than as planned, and periodically an open node that a held pod waits
@@ -181,138 +206,4 @@ fn open_nodes<'a>(state: &'a ClusterState, holds: &'a Holds) -> impl Iterator<It
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::decisions::holds::resolve;
-    use crate::decisions::placement::planned_taint::planned_taint;
-    use crate::test_support::{objects, state_with_planned_pod};
-
-    fn count(state: &ClusterState, placement: PlacementMode, tainted: bool) -> usize {
-        to_nominate(state, &resolve(state, UnixMillis(5)), placement, tainted, "c", "node-c").len()
-    }
-
-    #[test]
-    fn at_most_max_skew_pods_of_a_spread_are_nominated_to_a_node() {
-        let mut state = state_with_planned_pod(None);
-        let planned = "[\"n/s1\",\"n/s2\",\"n/s3\"]";
-        let plan = json!({(labels::PLANNED_PODS): planned, (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"});
-        let patch = json!({"metadata": {"annotations": plan}, "status": objects::launched("i-1", &[])});
-        state.apply_claim(objects::claim("c", &patch));
-        for name in ["s1", "s2", "s3"] {
-            let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name, "labels": {"app": "s"}},
-                "spec": {"containers": [{"name": "c", "image": "i"}], "topologySpreadConstraints": [{"maxSkew": 2,
-                    "topologyKey": labels::ZONE, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"app": "s"}}}]}});
-            state.apply_pod(&serde_json::from_value(pod).unwrap(), UnixMillis(1));
-        }
-        assert_eq!(count(&state, PlacementMode::Nominate, false), 2);
-        assert_eq!(count(&state, PlacementMode::Extender, false), 0, "the extender's filter directs them");
-        assert_eq!(count(&state, PlacementMode::Nominate, true), 0, "the planned taint directs them");
-    }
-
-    #[test]
-    fn only_pods_without_the_nomination_are_nominated() {
-        let mut state = state_with_planned_pod(None);
-        assert_eq!(count(&state, PlacementMode::Nominate, false), 1);
-        let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"}, "spec": {"containers": []},
-            "status": {"nominatedNodeName": "node-c"}});
-        state.apply_pod(&serde_json::from_value(pod).unwrap(), UnixMillis(2));
-        assert_eq!(count(&state, PlacementMode::Nominate, false), 0);
-    }
-
-    /// The planned pod waits for the open node of its claim, which is new at the epoch.
-    fn open(bound: Option<&str>) -> ClusterState {
-        let mut state = state_with_planned_pod(bound);
-        let meta = json!({"labels": {(labels::REGISTERED): "true"}, "creationTimestamp": "1970-01-01T00:00:00Z"});
-        let status = json!({"conditions": [{"type": "Ready", "status": "True"}],
-            "allocatable": {"cpu": "2", "memory": "4Gi", "pods": "10"}});
-        let spec = json!({"providerID": "aws:///z/i-1"});
-        state.apply_node(objects::node("node-c", &json!({"metadata": meta, "spec": spec, "status": status})));
-        state
-    }
-
-    /// One pass `at` this time.
-    fn pass(
-        nominations: &mut Nominations,
-        state: &ClusterState,
-        placement: PlacementMode,
-        at: i64,
-    ) -> NominationActions {
-        nominations.choose(state, &Arc::new(resolve(state, UnixMillis(at))), placement, UnixMillis(at))
-    }
-
-    #[test]
-    fn a_pod_is_nominated_to_a_registered_ready_node_at_most_five_times_a_second() {
-        let mut nominations = Nominations::new(UnixMillis(0));
-        let mut nominated = |state: &ClusterState, placement, at| {
-            let nominate = pass(&mut nominations, state, placement, at).nominate;
-            nominate.into_iter().map(|(node, pods)| (node, pods.len())).collect::<Vec<_>>()
-        };
-        let open = open(None);
-        assert_eq!(nominated(&state_with_planned_pod(None), PlacementMode::Nominate, 0), [], "not registered");
-        assert_eq!(nominated(&open, PlacementMode::Off, 0), []);
-        assert_eq!(nominated(&open, PlacementMode::Nominate, 0), [("node-c".to_owned(), 1)]);
-        assert_eq!(nominated(&open, PlacementMode::Nominate, 199), [], "nominated a moment ago");
-        assert_eq!(nominated(&open, PlacementMode::Nominate, 200), [("node-c".to_owned(), 1)]);
-    }
-
-    #[test]
-    fn pods_are_nominated_beside_the_planned_taint_only_where_nodes_may_open_before_they_are_bound() {
-        let mut state = open(None);
-        let mut node = (*state.nodes["node-c"]).clone();
-        let taint = planned_taint(&state.claims["c"], UnixMillis(0));
-        node.spec.as_mut().unwrap().taints = taint.map(|taint| vec![taint]);
-        state.apply_node(node);
-        let nominated = |state: &ClusterState, at| {
-            !pass(&mut Nominations::new(UnixMillis(0)), state, PlacementMode::Nominate, at).nominate.is_empty()
-        };
-        assert_eq!([29_999, 30_000].map(|at| nominated(&state, at)), [false, true]);
-        let agent = json!({"metadata": {"name": "agent", "namespace": "n", "uid": "agent"},
-            "spec": {"selector": {}, "template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}}});
-        state.apply_daemon_set(&serde_json::from_value(agent).unwrap());
-        assert!(nominated(&state, 0), "the node opens for a while for a DaemonSet pod");
-    }
-
-    #[test]
-    fn a_retry_is_triggered_by_an_unplanned_end_and_every_two_seconds() {
-        let mut nominations = Nominations::new(UnixMillis(0));
-        let mut trigger = |state: &ClusterState, placement, at| pass(&mut nominations, state, placement, at).trigger;
-        let waiting = open(None);
-        assert!(trigger(&waiting, PlacementMode::Extender, 1_999).is_empty());
-        assert_eq!(trigger(&waiting, PlacementMode::Extender, 2_000), ["node-c"]);
-        assert!(trigger(&waiting, PlacementMode::Extender, 3_999).is_empty());
-        assert_eq!(trigger(&open(Some("other")), PlacementMode::Extender, 3_999), ["node-c"], "bound elsewhere");
-        assert!(trigger(&open(Some("other")), PlacementMode::Extender, 9_000).is_empty(), "no pod waits");
-        assert!(trigger(&waiting, PlacementMode::Extender, 10_999).is_empty(), "it waits for less than two seconds");
-        assert!(trigger(&waiting, PlacementMode::Nominate, 99_000).is_empty(), "without an extender");
-        assert!(trigger(&open(Some("node-c")), PlacementMode::Extender, 99_000).is_empty(), "bound as planned");
-    }
-
-    #[test]
-    fn a_hold_is_renewed_after_another_pod_of_its_class_was_bound_as_planned() {
-        let mut state = open(None);
-        let plan = json!({(labels::PLANNED_PODS): "[\"n/a\",\"n/b\"]", (labels::HOLD_UNTIL): "1970-01-01T00:00:30Z"});
-        let status = json!({"providerID": "aws:///z/i-1"});
-        state.apply_claim(objects::claim("c", &json!({"metadata": {"annotations": plan}, "status": status})));
-        let put = |name: &str, bound: Option<&str>, state: &mut ClusterState| {
-            let rejected = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
-            let pod = json!({"spec": {"nodeName": bound}, "status": {"conditions": [rejected]}});
-            state.apply_pod(&objects::pod(name, &pod), UnixMillis(1));
-        };
-        put("a", None, &mut state);
-        put("b", None, &mut state);
-        let mut nominations = Nominations::new(UnixMillis(0));
-        let mut renewed = |state: &ClusterState, placement, at| {
-            let actions = pass(&mut nominations, state, placement, at);
-            (actions.ended.len(), actions.renew)
-        };
-        let due = (0, vec!["c".to_owned()]);
-        assert_eq!(renewed(&state, PlacementMode::Nominate, 11_000), (0, vec![]), "no pod was bound");
-        put("a", Some("node-c"), &mut state);
-        assert_eq!(renewed(&state, PlacementMode::Nominate, 12_000), (1, due.1.clone()));
-        assert_eq!(renewed(&state, PlacementMode::Off, 13_000), (0, vec![]), "not enforced");
-        assert_eq!(renewed(&state, PlacementMode::Nominate, 26_999), due);
-        assert_eq!(renewed(&state, PlacementMode::Nominate, 27_000), (0, vec![]), "no progress for fifteen seconds");
-    }
-}
+mod tests;
