@@ -94,6 +94,9 @@ class Suite:
         return seconds, f"{spec['State']} at {line}: {failure.get('Message', '')[:2000]}"
 
 
+CATEGORIES, BELOW_CPU = ("c", "m", "r"), 32
+
+
 def node_pool():
     """Like the NodePool that the suites start from with Karpenter's kwok provider: on-demand, sizes below 32 CPUs, no consolidation by itself."""
     pool = workloads.node_pool(consolidate_after="Never", capacity_types=["on-demand"])
@@ -102,22 +105,26 @@ def node_pool():
     spec["requirements"] = [
         workloads.requirement("kubernetes.io/os", "linux"),
         workloads.requirement("karpenter.sh/capacity-type", "on-demand"),
-        workloads.requirement("karpenter.k8s.aws/instance-category", "c", "m", "r"),
-        workloads.requirement("karpenter.k8s.aws/instance-cpu", "32", operator="Lt"),
+        workloads.requirement("karpenter.k8s.aws/instance-category", *CATEGORIES),
+        workloads.requirement("karpenter.k8s.aws/instance-cpu", str(BELOW_CPU), operator="Lt"),
     ]
     return pool
 
 
 class Kwok(karpenter.Controller):
-    """Karpenter with its kwok provider, with the rights of an administrator."""
+    """Karpenter with its kwok provider, with the rights of an administrator. `types` replaces the provider's own instance types."""
 
-    def __init__(self, plane, folder):
+    def __init__(self, plane, folder, types=None):
         binary = folder / "karpenter-kwok"
         if not binary.exists():
             go("build", "-mod=readonly", "-trimpath", "-o", binary, f"{MODULE}/kwok")
         plane.kubectl("apply", "--server-side", "-f", source() / "kwok" / "apis" / "crds")
-        gates = {"FEATURE_GATES": "StaticCapacity=true,NodeRepair=true"}
-        super().__init__(plane, binary, gates | {"DISABLE_LEADER_ELECTION": "true", "KUBE_CLIENT_QPS": "500", "KUBE_CLIENT_BURST": "1000"})
+        settings = {"FEATURE_GATES": "StaticCapacity=true,NodeRepair=true"}
+        if types is not None:
+            file = folder / "instance-types.json"
+            file.write_text(json.dumps(types))
+            settings["INSTANCE_TYPES_FILE_PATH"] = str(file)
+        super().__init__(plane, binary, settings | {"DISABLE_LEADER_ELECTION": "true", "KUBE_CLIENT_QPS": "500", "KUBE_CLIENT_BURST": "1000"})
 
 
 def compiled(name, subject, folder):
@@ -126,12 +133,12 @@ def compiled(name, subject, folder):
 
 
 @contextlib.contextmanager
-def running(subject, plane, folder):
-    """A subject that manages the nodes of a control plane, which is emptied before; yields its process."""
+def running(subject, plane, folder, types=None):
+    """A subject that manages the nodes of a control plane, which is emptied before; yields its process. `types` are those of Karpenter's kwok provider."""
     plane.emptied()
     if subject == KARPENTER:
         plane.apply(*crds())
-        with Kwok(plane, folder) as process:
+        with Kwok(plane, folder, types) as process:
             yield process
         return
     with harness.Stowage(plane, "nominate") as process:

@@ -12,12 +12,15 @@ import json
 import os
 import pathlib
 import tempfile
+import threading
 import time
 
 import pytest
 
+import harness
 import karpenter_performance
 import karpenter_suites
+import kwok_types
 
 SUITE = "regression"
 ALL = os.environ.get("STOWAGE_SUITE") == "all"
@@ -103,6 +106,11 @@ def test_regression(subject, spec):
         pytest.fail(f"{why}\n{tail}", pytrace=False)
 
 
+def at(second):
+    """A second since 1970 as a report has it."""
+    return f"1970-01-01T01:0{second // 60}:{second % 60:02}.123456789+01:00"
+
+
 class TestTables:
     def test_results_are_printed_side_by_side_and_the_last_one_counts(self, tmp_path):
         passed, failed = {"seconds": 14.2, "why": None}, {"seconds": 120, "why": "failed at drift_test.go:1: late"}
@@ -114,10 +122,30 @@ class TestTables:
 
     def test_phases_of_performance_are_printed_side_by_side(self):
         utilization = {"total_reserved_cpu_utilization": 0.876, "total_reserved_memory_utilization": 0.5}
-        out = {"test_name": "Out", "timestamp": "1", "total_time": 35_000_000_000, "total_nodes": 187, "rounds": 0, **utilization}
-        back = {**out, "test_name": "Back", "timestamp": "2", "rounds": 2}
+        out = {"test_name": "Out", "timestamp": at(35), "total_time": 35_000_000_000, "total_nodes": 187, "rounds": 0, **utilization}
+        back = {**out, "test_name": "Back", "timestamp": at(75), "rounds": 2}
+        # The phases are from second 0 to 35 and from 40 to 75; what leaves after them belongs to none.
         result = {"spec": "Wide", "seconds": 500, "why": None, "cpu": 12.4, "peak": 90, "reports": [back, out]}
-        lines = karpenter_performance.table({"Wide": result}, {"Wide": {**result, "reports": [out]}}).splitlines()
-        assert lines[2] == "| Out | 35 s, 35 s | 187, 187 | 88% / 50%, 88% / 50% | 0, 0 |"
-        assert lines[3] == "| Back | 35 s, – | 187, – | 88% / 50%, – | 2, – |"
+        result["fleet"] = [[10, 1.5], [30, 7.125], [52.4, 3], [80, 0]]
+        lines = karpenter_performance.table({"Wide": result}, {"Wide": {**result, "fleet": [], "reports": [out]}}).splitlines()
+        assert lines[2] == "| Out | 35 s, 35 s | 30 s, – | 187, 187 | 7.12, – | 88% / 50%, 88% / 50% | 0, 0 |"
+        assert lines[3] == "| Back | 35 s, – | 12 s, – | 187, – | 3.00, – | 88% / 50%, – | 2, – |"
         assert lines[4].startswith("| Wide | passes, 500 s, 12 CPU seconds, 90 MiB; passes, 500 s, ")
+
+    def test_what_a_sample_raises_is_not_lost(self):
+        sampled = threading.Event()
+
+        def fail():
+            sampled.set()
+            raise harness.Failure("gone")
+
+        with pytest.raises(harness.Failure, match="gone"), karpenter_performance.Sampler(0.001, fail):
+            assert sampled.wait(10)
+
+    def test_the_kwok_provider_gets_the_types_of_the_catalog(self):
+        types = {entry["name"]: entry for entry in kwok_types.kwok_types(("c", "m", "r"), 32)}
+        # Without what the provider reserves: as in the conformance tests of the catalog.
+        assert types["m5-large"]["resources"] == {"cpu": "2", "memory": f"{6903 + 10}Mi", "pods": "29", "ephemeral-storage": "20Gi"}
+        assert types["c6g-large"]["architecture"] == "arm64"
+        assert not {"t3-large", "m5-8xlarge", "g5-xlarge"} & set(types)
+        assert kwok_types.prices()["m5-large"] == kwok_types.prices()["m5.large"] == types["m5-large"]["offerings"][0]["Price"] == 0.096
