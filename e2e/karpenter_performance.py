@@ -5,8 +5,9 @@
     karpenter_performance.py run karpenter --out K.jsonl [--focus REGEX]
     karpenter_performance.py table S.jsonl K.jsonl
 
-Each spec runs with a new process in an empty control plane, both with the instance types and prices of the embedded catalog. The suite measures times, nodes
-and utilization, this program the CPU time and the largest memory of the process, when the last node of a phase came or left, and what the nodes cost. Without the release build in STOWAGE_BIN the comparison is unfair. Run it on an otherwise idle machine.
+Each spec runs with a new process in an empty control plane, both with the instance types and prices of the embedded catalog. The suite measures times,
+nodes and utilization, this program the CPU time and the largest memory of the process, when the last node of a phase came or left, and what the nodes
+cost. Without the release build in STOWAGE_BIN the comparison is unfair. Run it on an otherwise idle machine.
 """
 
 import argparse
@@ -19,6 +20,9 @@ import sys
 import tempfile
 import threading
 import time
+
+import kubernetes
+import urllib3.exceptions
 
 import guard
 import harness
@@ -81,7 +85,12 @@ class Fleet(Sampler):
         self.api, self.prices, self.nodes, self.changes = api, kwok_types.prices(), set(), []
 
     def observe(self):
-        listed = self.api.request("get", "/api/v1/nodes", header_params={"Accept": METADATA}, resource_version="0")["items"]
+        """Where the API server does not answer, the next list shows what changed."""
+        try:
+            # Of an empty list the items are null.
+            listed = self.api.request("get", "/api/v1/nodes", header_params={"Accept": METADATA}, resource_version="0")["items"] or []
+        except (kubernetes.client.ApiException, urllib3.exceptions.HTTPError):
+            return
         nodes = {node["metadata"]["uid"] for node in listed}
         if nodes != self.nodes:
             self.nodes = nodes

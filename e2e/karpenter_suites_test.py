@@ -14,8 +14,11 @@ import pathlib
 import tempfile
 import threading
 import time
+import types
 
+import kubernetes
 import pytest
+import urllib3.exceptions
 
 import harness
 import karpenter_performance
@@ -111,6 +114,19 @@ def at(second):
     return f"1970-01-01T01:0{second // 60}:{second % 60:02}.123456789+01:00"
 
 
+def request_of(answers):
+    """A request that gives the next of these answers, each the items of a list or an error."""
+    left = iter(answers)
+
+    def request(*_, **__):
+        answer = next(left)
+        if isinstance(answer, Exception):
+            raise answer
+        return {"items": answer}
+
+    return request
+
+
 class TestTables:
     def test_results_are_printed_side_by_side_and_the_last_one_counts(self, tmp_path):
         passed, failed = {"seconds": 14.2, "why": None}, {"seconds": 120, "why": "failed at drift_test.go:1: late"}
@@ -132,6 +148,17 @@ class TestTables:
         assert lines[3] == "| Back | 35 s, – | 12 s, – | 187, – | 3.00, – | 88% / 50%, – | 2, – |"
         assert lines[4].startswith("| Wide | passes, 500 s, 12 CPU seconds, 90 MiB; passes, 500 s, ")
 
+    def test_a_fleet_is_recorded_when_its_nodes_change_and_an_overloaded_api_server_loses_nothing(self):
+        def node(uid, kind):
+            return {"metadata": {"uid": uid, "labels": {"node.kubernetes.io/instance-type": kind}}}
+
+        both = [node("a", "m5.large"), node("b", "m5-large")]
+        answers = [None, both[:1], kubernetes.client.ApiException(504), urllib3.exceptions.ReadTimeoutError(None, "/", "late"), both, both, None]
+        fleet = karpenter_performance.Fleet(types.SimpleNamespace(request=request_of(answers)))
+        for _ in answers:
+            fleet.observe()
+        assert [usd for _, usd in fleet.changes] == [0.096, 0.192, 0]
+
     def test_what_a_sample_raises_is_not_lost(self):
         sampled = threading.Event()
 
@@ -143,9 +170,9 @@ class TestTables:
             assert sampled.wait(10)
 
     def test_the_kwok_provider_gets_the_types_of_the_catalog(self):
-        types = {entry["name"]: entry for entry in kwok_types.kwok_types(("c", "m", "r"), 32)}
-        # Without what the provider reserves: as in the conformance tests of the catalog.
-        assert types["m5-large"]["resources"] == {"cpu": "2", "memory": f"{6903 + 10}Mi", "pods": "29", "ephemeral-storage": "20Gi"}
-        assert types["c6g-large"]["architecture"] == "arm64"
-        assert not {"t3-large", "m5-8xlarge", "g5-xlarge"} & set(types)
-        assert kwok_types.prices()["m5-large"] == kwok_types.prices()["m5.large"] == types["m5-large"]["offerings"][0]["Price"] == 0.096
+        known = {entry["name"]: entry for entry in kwok_types.kwok_types(("c", "m", "r"), 32)}
+        # With what the provider takes off again.
+        assert known["m5-large"]["resources"] == {"cpu": "2", "memory": f"{6903 + 10}Mi", "pods": "29", "ephemeral-storage": "20Gi"}
+        assert known["c6g-large"]["architecture"] == "arm64"
+        assert not {"t3-large", "m5-8xlarge", "g5-xlarge"} & set(known)
+        assert kwok_types.prices()["m5-large"] == kwok_types.prices()["m5.large"] == known["m5-large"]["offerings"][0]["Price"] == 0.096
