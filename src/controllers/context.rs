@@ -1,5 +1,6 @@
 //! The dependencies of every controller, and its writes to the API server.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
@@ -126,8 +127,8 @@ impl PlanWrites {
 /// Concurrent evictions for all nodes: an interruption may concern thousands of pods.
 const MAX_EVICTIONS: usize = 100;
 
-/// Attempts to write the status of a claim that other clients write at the same time.
-const STATUS_ATTEMPTS: u32 = 5;
+/// Attempts to write an object that other clients write at the same time.
+const ATTEMPTS: u32 = 5;
 
 impl Context {
     pub fn new(
@@ -274,10 +275,10 @@ impl Context {
         let name = claim.name_any();
         let known = self.cluster.read().claims.get(&name).filter(|known| known.uid() == claim.uid()).cloned();
         let mut claim = known.map_or_else(|| claim.clone(), |known| (*known).clone());
-        for attempt in 1..=STATUS_ATTEMPTS {
+        for attempt in 1..=ATTEMPTS {
             let Some(status) = next(&claim) else { return Ok(()) };
             match self.patch_claim_status_at(&claim, &status).await {
-                Err(error) if is_conflict(&error) && attempt < STATUS_ATTEMPTS => {
+                Err(error) if is_conflict(&error) && attempt < ATTEMPTS => {
                     claim = self.read_claim(&name).await?;
                 }
                 done => return done,
@@ -320,25 +321,34 @@ impl Context {
         taints: &[Taint],
         labels: &[(&str, Option<&str>)],
     ) -> Result<(), kube::Error> {
-        let name = node.name_any();
-        let api: Api<Node> = Api::all(self.client.clone());
-        let operations = serde_json::from_value(taint_operations(node, taints, labels));
-        let operations = operations.map_err(kube::Error::SerdeError)?;
-        match api.patch(&name, &PatchParams::default(), &Patch::<()>::Json(operations)).await {
-            Ok(node) => self.cluster.update(|state| state.apply_node(node)),
-            // A failed test of the patch has the code of an invalid object.
-            Err(kube::Error::Api(mut status)) if status.code == 422 => {
-                let present = api.get(&name).await?;
-                let is_other = present.metadata.uid != node.metadata.uid || !present.taints().eq(node.taints());
-                self.cluster.update(|state| state.apply_node(present));
-                if is_other {
-                    status.code = 409;
+        let (name, api) = (node.name_any(), Api::<Node>::all(self.client.clone()));
+        let (mut node, mut retries) = (Cow::Borrowed(node), 1..ATTEMPTS);
+        loop {
+            let operations = serde_json::from_value(taint_operations(&node, taints, labels));
+            let operations = operations.map_err(kube::Error::SerdeError)?;
+            match api.patch(&name, &PatchParams::default(), &Patch::<()>::Json(operations)).await {
+                Ok(written) => {
+                    self.cluster.update(|state| state.apply_node(written));
+                    return Ok(());
                 }
-                return Err(kube::Error::Api(status));
+                // A failed test of the patch has the code of an invalid object.
+                Err(kube::Error::Api(mut status)) if status.code == 422 => {
+                    let present = api.get(&name).await?;
+                    self.cluster.update(|state| state.apply_node(present.clone()));
+                    let is_other = present.metadata.uid != node.metadata.uid || !present.taints().eq(node.taints());
+                    let is_newer = present.metadata.resource_version != node.metadata.resource_version;
+                    if is_newer && !is_other && retries.next().is_some() {
+                        node = Cow::Owned(present);
+                        continue;
+                    }
+                    if is_other {
+                        status.code = 409;
+                    }
+                    return Err(kube::Error::Api(status));
+                }
+                Err(error) => return Err(error),
             }
-            Err(error) => return Err(error),
         }
-        Ok(())
     }
 }
 

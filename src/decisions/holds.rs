@@ -122,9 +122,7 @@ fn evaluate(
     names.dedup();
     for name in names {
         let (Some(claim), Some(planned)) = (state.claims.get(name), state.planned.get(name)) else { continue };
-        if claim.is_deleting()
-            || claim.annotations().get(labels::DISRUPTING).is_some_and(|why| !why.starts_with("Empty/"))
-        {
+        if !keeps_room(claim) {
             continue;
         }
         let own = || {
@@ -154,13 +152,11 @@ fn evaluate(
             holds.by_claim.insert(name.clone(), live);
         }
     }
-    let strays = catch(|| Strays::of(state, &open));
-    let strays =
-        strays.inspect_err(|panic| tracing::error!(%panic, "evaluation of strays panicked")).unwrap_or_default();
+    let of_owners = successors_of_owners(state, &open, now);
     for (name, displaced) in open {
         let successors = catch(|| {
             before(Step::Successors, name);
-            successors(state, &holds, name, displaced, &strays)
+            successors(state, &holds, name, displaced, &of_owners)
         });
         match successors {
             Ok(successors) if successors.is_empty() => {}
@@ -194,8 +190,14 @@ fn evaluate(
         });
     }
     holds.by_claim.retain(|_, live| !live.is_empty());
-    holds.strays = strays.pods;
+    holds.strays = of_owners.into_values().flat_map(|of_owner| of_owner.strays).collect();
     (holds, panics)
+}
+
+/// Whether the plan of a claim counts: its node stays, unless it is empty.
+fn keeps_room(claim: &NodeClaim) -> bool {
+    let is_leaving = |why: &String| !why.starts_with("Empty/");
+    !claim.is_deleting() && !claim.annotations().get(labels::DISRUPTING).is_some_and(is_leaving)
 }
 
 /// Controllers of displaced pods: namespace and UID.
@@ -204,54 +206,107 @@ type OwnerKey = (String, String);
 /// Displaced pods that are gone, by the NodeClaim whose plan names them.
 type Displaced<'a> = BTreeMap<&'a String, Vec<(&'a String, &'a Owner)>>;
 
-/// Successors of displaced pods that were bound to another node than planned: no room is kept for them any longer.
-#[derive(Debug, Default)]
-struct Strays {
-    /// NodeClaim whose room was kept, by pod.
-    pods: BTreeMap<String, String>,
-    /// Their number by NodeClaim and controller.
-    counts: BTreeMap<(String, OwnerKey), usize>,
+/// The successors of the displaced pods of one controller.
+struct Successors<'s> {
+    /// How many displaced pods that are planned on a NodeClaim have a successor that is bound, there or elsewhere.
+    bound: BTreeMap<&'s String, usize>,
+    waiting: Vec<&'s PodRecord>,
+    /// Those bound elsewhere, with the NodeClaim where room was kept for them until then.
+    strays: BTreeMap<String, String>,
 }
 
-impl Strays {
-    fn of(state: &ClusterState, open: &Displaced<'_>) -> Self {
-        let mut of_owner: BTreeMap<OwnerKey, Vec<(&String, &Owner)>> = BTreeMap::new();
-        for (claim, displaced) in open {
-            for (original, owner) in displaced {
-                of_owner.entry(owner_key(original, owner)).or_default().push((claim, owner));
-            }
+/// Of the controllers of displaced pods that room may be kept for.
+fn successors_of_owners<'s>(
+    state: &'s ClusterState,
+    open: &Displaced<'s>,
+    now: UnixMillis,
+) -> BTreeMap<OwnerKey, Successors<'s>> {
+    let mut of_owner: BTreeMap<OwnerKey, Vec<(&String, &Owner)>> = BTreeMap::new();
+    for (claim, displaced) in open {
+        for (original, owner) in displaced {
+            of_owner.entry(owner_key(original, owner)).or_default().push((*claim, *owner));
         }
-        let mut out = Self::default();
-        for (key, mut slots) in of_owner {
-            slots.sort_by_key(|(claim, owner)| (owner.planned_at, *claim));
-            let mut by_node: HashMap<String, VecDeque<usize>> = HashMap::new();
-            for (at, (claim, _)) in slots.iter().enumerate() {
-                if let Some(node) = node_name_of(state, claim) {
-                    by_node.entry(node).or_default().push_back(at);
-                }
-            }
-            let mut pods: Vec<&PodRecord> = bound_successors(state, &key).collect();
-            let created = |pod: &PodRecord| pod.entry.as_ref().map_or(UnixMillis::MAX, |entry| entry.created_at);
-            pods.sort_by_cached_key(|pod| (created(pod), pod.key()));
-            let mut arrived = BTreeSet::new();
-            // Its name says which pod a pod of a StatefulSet succeeds, and no plan names it.
-            pods.retain(|pod| {
-                let planned = pod.node.as_deref().and_then(|node| by_node.get_mut(node));
-                let slot =
-                    planned.and_then(|of_node| of_node.pop_front_if(|at| is_successor(pod, slots[*at].1.planned_at)));
-                arrived.extend(slot);
-                slot.is_none() && !pod.keeps_name
-            });
-            let mut open = slots.iter().enumerate().filter(|(at, _)| !arrived.contains(at)).peekable();
-            for pod in pods {
-                if let Some((_, (claim, _))) = open.next_if(|(_, (_, owner))| is_successor(pod, owner.planned_at)) {
-                    out.pods.insert(pod.key(), (*claim).clone());
-                    *out.counts.entry(((*claim).clone(), key.clone())).or_default() += 1;
-                }
-            }
-        }
-        out
     }
+    let of = |(key, planned): (OwnerKey, Vec<_>)| {
+        let found = catch(|| Successors::of(state, &key, planned, now));
+        let found = found.inspect_err(|panic| tracing::error!(%panic, "evaluation of successors panicked"));
+        Some((key, found.ok()??))
+    };
+    of_owner.into_iter().filter_map(of).collect()
+}
+
+impl<'s> Successors<'s> {
+    /// `planned` are displaced pods that are gone, each as the NodeClaim it is planned on and its owner. `None` when no room is kept for any.
+    fn of(
+        state: &'s ClusterState,
+        key: &OwnerKey,
+        mut planned: Vec<(&'s String, &'s Owner)>,
+        now: UnixMillis,
+    ) -> Option<Self> {
+        let waiting: Vec<&PodRecord> =
+            pods_of(state, key).filter(|pod| pod.node.is_none() && pod.deleted_at.is_none()).collect();
+        if waiting.is_empty() && planned.iter().all(|(_, owner)| has_left(state, owner)) {
+            return None;
+        }
+        planned.sort_by_key(|(claim, owner)| (owner.planned_at, *claim));
+        let earliest = planned.first()?.1.planned_at;
+        let mut by_node: HashMap<String, VecDeque<usize>> = HashMap::new();
+        for (at, (claim, _)) in planned.iter().enumerate() {
+            if let Some(node) = node_name_of(state, claim) {
+                by_node.entry(node).or_default().push_back(at);
+            }
+        }
+        let mut out = Self { bound: BTreeMap::new(), waiting, strays: BTreeMap::new() };
+        let mut pods = bound_successors(state, key, earliest);
+        without_settled(state, key, &mut pods, now);
+        let mut arrived = BTreeSet::new();
+        // Its name says which pod a pod of a StatefulSet succeeds, and no plan names it.
+        pods.retain(|pod| {
+            let of_node = pod.node.as_deref().and_then(|node| by_node.get_mut(node));
+            let at =
+                of_node.and_then(|of_node| of_node.pop_front_if(|at| is_successor(pod, planned[*at].1.planned_at)));
+            arrived.extend(at);
+            at.is_none() && !pod.keeps_name
+        });
+        arrived.iter().for_each(|at| *out.bound.entry(planned[*at].0).or_default() += 1);
+        let left = planned.iter().enumerate().filter(|(at, _)| !arrived.contains(at)).map(|(_, one)| *one);
+        let (gone, running): (Vec<_>, Vec<_>) = left.partition(|(_, owner)| has_left(state, owner));
+        let (mut gone, mut running) = (gone.into_iter().peekable(), running.into_iter().peekable());
+        for pod in pods {
+            let precedes = |(_, owner): &(&String, &Owner)| is_successor(pod, owner.planned_at);
+            // A pod whose old node is gone has a successor before others do.
+            if let Some((claim, _)) = gone.next_if(precedes) {
+                *out.bound.entry(claim).or_default() += 1;
+            } else if let Some((claim, _)) = running.next_if(precedes) {
+                *out.bound.entry(claim).or_default() += 1;
+                out.strays.insert(pod.key(), claim.clone());
+            }
+        }
+        Some(out)
+    }
+}
+
+/// Removes the successors of displaced pods whose holds have ended, or end with their node: they run as an earlier plan says, and take no room that is kept for others.
+fn without_settled(state: &ClusterState, key: &OwnerKey, pods: &mut Vec<&PodRecord>, now: UnixMillis) {
+    let settled_on = |node: &str| {
+        let claim = state.nodes.get(node).and_then(|node| state.claim_of(node));
+        let plan = claim.and_then(|claim| Some((claim, state.planned.get(&claim.name_any())?)));
+        let Some((claim, planned)) = plan else { return VecDeque::new() };
+        let is_settled = |(original, owner): &(&String, &Owner)| {
+            owner_key(original, owner) == *key
+                && !state.pods.get(*original).is_some_and(PodRecord::active)
+                && (planned.until(original) <= now || !keeps_room(claim))
+        };
+        let mut settled: Vec<_> = planned.owners.iter().filter(is_settled).map(|(_, owner)| owner.planned_at).collect();
+        settled.sort_unstable();
+        settled.into()
+    };
+    let mut settled: HashMap<&str, VecDeque<UnixMillis>> = HashMap::new();
+    pods.retain(|pod| {
+        let Some(node) = pod.node.as_deref() else { return false };
+        let settled = settled.entry(node).or_insert_with(|| settled_on(node));
+        settled.pop_front_if(|planned_at| is_successor(pod, *planned_at)).is_none()
+    });
 }
 
 fn owner_key(original: &str, owner: &Owner) -> OwnerKey {
@@ -264,13 +319,18 @@ fn node_name_of(state: &ClusterState, claim: &str) -> Option<String> {
 }
 
 /// Active pods of a controller. A UID may be copied to another namespace.
-fn pods_of<'s>(state: &'s ClusterState, (namespace, uid): &'s OwnerKey) -> impl Iterator<Item = &'s PodRecord> {
+fn pods_of<'s>(state: &'s ClusterState, (namespace, uid): &OwnerKey) -> impl Iterator<Item = &'s PodRecord> {
     state.pods_of(uid).filter(move |pod| pod.active() && pod.namespace == *namespace)
 }
 
-/// The bound pods of a controller that no plan names: a plan may name pods that are bound to its own node.
-fn bound_successors<'s>(state: &'s ClusterState, key: &'s OwnerKey) -> impl Iterator<Item = &'s PodRecord> {
-    pods_of(state, key).filter(|pod| pod.node.is_some() && !is_named(state, pod))
+/// The bound pods of a controller that were created after `planned_at` and that no plan names, oldest first: a plan may name pods that are bound to its
+/// own node.
+fn bound_successors<'s>(state: &'s ClusterState, key: &OwnerKey, planned_at: UnixMillis) -> Vec<&'s PodRecord> {
+    let may_succeed = |pod: &&PodRecord| pod.node.is_some() && is_successor(pod, planned_at) && !is_named(state, pod);
+    let mut pods: Vec<&PodRecord> = pods_of(state, key).filter(may_succeed).collect();
+    let created = |pod: &PodRecord| pod.entry.as_ref().map_or(UnixMillis::MAX, |entry| entry.created_at);
+    pods.sort_by_cached_key(|pod| (created(pod), pod.key()));
+    pods
 }
 
 fn is_named(state: &ClusterState, pod: &PodRecord) -> bool {
@@ -305,8 +365,7 @@ fn own_holds<'a>(
             (Some(record), Some(owner)) if record.deleted_at.is_none() && !record.has_surged() => {
                 live.push(hold(state, key, None, Some(owner), until));
             }
-            // A move keeps the room until its source is gone. Successors that came, and have ended since, need it no more.
-            (_, Some(owner)) if !has_left(state, owner) => displaced.push((key, owner)),
+            (_, Some(owner)) => displaced.push((key, owner)),
             _ => {}
         }
     }
@@ -332,24 +391,20 @@ fn successors(
     holds: &Holds,
     name: &String,
     displaced: Vec<(&String, &Owner)>,
-    strays: &Strays,
+    of_owners: &BTreeMap<OwnerKey, Successors<'_>>,
 ) -> Vec<Hold> {
     let Some(planned) = state.planned.get(name) else { return Vec::new() };
-    let node = node_name_of(state, name);
     let uid = state.claims.get(name).and_then(|claim| claim.metadata.uid.as_deref());
     let mut of_owner: BTreeMap<OwnerKey, Vec<(&String, &Owner)>> = BTreeMap::new();
     for (original, owner) in displaced {
         of_owner.entry(owner_key(original, owner)).or_default().push((original, owner));
     }
     let mut live = Vec::new();
-    for (key, originals) in of_owner {
-        let planned_at = originals.iter().map(|(_, owner)| owner.planned_at).min().unwrap_or_default();
-        let arrived = pods_of(state, &key)
-            .filter(|pod| pod.node.is_some() && pod.node.as_deref() == node.as_deref())
-            .filter(|pod| is_successor(pod, planned_at) && !is_named(state, pod))
-            .count();
-        let mut waiting: Vec<(bool, bool, String)> = pods_of(state, &key)
-            .filter(|pod| pod.node.is_none() && pod.deleted_at.is_none())
+    for (key, mut originals) in of_owner {
+        let Some(of_owner) = of_owners.get(&key) else { continue };
+        let mut waiting: Vec<(bool, bool, String)> = of_owner
+            .waiting
+            .iter()
             .map(|pod| {
                 let is_admitted = pod.admitted.iter().any(|admitted| Some(&**admitted) == uid);
                 (!is_admitted, !pod.admitted.is_empty(), pod.key())
@@ -359,9 +414,13 @@ fn successors(
         // A pod that tolerates the planned taint of a node may be bound to that node at any time.
         waiting.sort();
         let mut waiting = waiting.into_iter().map(|(.., key)| key);
-        let elsewhere = strays.counts.get(&(name.clone(), key.clone())).copied().unwrap_or(0);
-        for (original, owner) in originals.into_iter().skip(arrived + elsewhere) {
-            live.push(hold(state, original, waiting.next().as_ref(), Some(owner), planned.until(original)));
+        originals.sort_by_key(|(_, owner)| !has_left(state, owner));
+        for (original, owner) in originals.into_iter().skip(of_owner.bound.get(name).copied().unwrap_or(0)) {
+            let pod = waiting.next();
+            // A move keeps the room until its source is gone, and then for successors that wait. Those that came, and have ended since, need it no more.
+            if pod.is_some() || !has_left(state, owner) {
+                live.push(hold(state, original, pod.as_ref(), Some(owner), planned.until(original)));
+            }
         }
     }
     live

@@ -226,6 +226,7 @@ async fn taints_are_replaced_unless_they_changed() {
         ("another taint", &known, json!({"spec": {"taints": [taint("a"), taint("c")]}}), None, Err(409)),
         ("refused", &known, json!({}), Some(refused), Err(422)),
         ("without taints and labels", &bare, json!({}), None, Ok("b, new")),
+        ("another status of one without taints", &bare, json!({"status": {"phase": "Running"}}), None, Ok("b, new")),
         ("a taint where there was none", &bare, json!({"spec": {"taints": [taint("c")]}}), None, Err(409)),
     ] {
         let api = FakeApi::default();

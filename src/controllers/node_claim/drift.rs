@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::{StreamExt, stream};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 use serde_json::json;
@@ -20,6 +21,8 @@ use crate::model::time::UnixMillis;
 use crate::state::object_ext::NodeClaimExt;
 
 const PACE: Pace = Pace { debounce: Duration::from_secs(2), resync: Duration::from_secs(10) };
+/// Claims that are compared and written concurrently.
+const CONCURRENCY: usize = 16;
 
 /// The claim's conditions with the Drifted condition set or cleared; `None` when nothing changes.
 fn conditions_with(claim: &NodeClaim, drift: Option<&Drift>, now: UnixMillis) -> Option<Vec<Condition>> {
@@ -44,8 +47,7 @@ pub async fn run(ctx: Arc<Context>) {
 }
 
 async fn reconcile(ctx: &Context) {
-    let node_classes = ctx.cloud.capabilities().node_classes;
-    let ca = node_classes.map(NodeClassCloud::instance_ca);
+    let ca = ctx.cloud.capabilities().node_classes.map(NodeClassCloud::instance_ca);
     let pairs = comparable(&ctx.cluster.read(), ca.as_deref());
     let desired: HashMap<String, DesiredState> = pairs
         .into_iter()
@@ -55,27 +57,30 @@ async fn reconcile(ctx: &Context) {
         })
         .collect();
     let claims = live_claims(&ctx.cluster.read());
-    for claim in claims {
-        let drift = match check(&claim, &desired, clock::now()) {
-            DriftCheck::Incomparable => continue,
-            DriftCheck::Settled(drift) => drift,
-            DriftCheck::MatchesPool(class) => match node_classes {
-                Some(node_classes) => match node_classes.drift(&claim, class).await {
-                    Ok(drift) => drift,
-                    Err(error) => {
-                        tracing::debug!(claim = claim.name_any(), %error, "failed to detect drift");
-                        continue;
-                    }
-                },
-                None => None,
+    stream::iter(claims).for_each_concurrent(CONCURRENCY, |claim| detect(ctx, &desired, claim)).await;
+}
+
+/// Compares a claim with what is desired, and writes the result.
+async fn detect(ctx: &Context, desired: &HashMap<String, DesiredState>, claim: Arc<NodeClaim>) {
+    let drift = match check(&claim, desired, clock::now()) {
+        DriftCheck::Incomparable => return,
+        DriftCheck::Settled(drift) => drift,
+        DriftCheck::MatchesPool(class) => match ctx.cloud.capabilities().node_classes {
+            Some(node_classes) => match node_classes.drift(&claim, class).await {
+                Ok(drift) => drift,
+                Err(error) => {
+                    tracing::debug!(claim = claim.name_any(), %error, "failed to detect drift");
+                    return;
+                }
             },
-        };
-        if let Err(error) = write(ctx, &claim, drift.as_ref()).await
-            && !is_conflict(&error)
-            && !is_not_found(&error)
-        {
-            tracing::warn!(claim = claim.name_any(), %error, "failed to write drifted condition, retrying");
-        }
+            None => None,
+        },
+    };
+    if let Err(error) = write(ctx, &claim, drift.as_ref()).await
+        && !is_conflict(&error)
+        && !is_not_found(&error)
+    {
+        tracing::warn!(claim = claim.name_any(), %error, "failed to write drifted condition, retrying");
     }
 }
 

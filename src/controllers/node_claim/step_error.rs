@@ -11,8 +11,8 @@ pub enum StepError {
     /// The step may succeed later.
     #[error("{0}")]
     Retry(String),
-    /// The API server refused a write.
-    #[error("writing the node claim: {0}")]
+    /// The API server refused a request.
+    #[error("request to the API server: {0}")]
     Api(#[from] kube::Error),
 }
 

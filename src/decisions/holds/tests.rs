@@ -1,4 +1,4 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::test_support::history::{self, History};
@@ -293,6 +293,74 @@ fn a_stray_ends_the_hold_of_the_plan_that_it_may_follow_and_no_arrival_is_a_stra
     assert_eq!(left(&state).0, [0, 0, 1]);
 }
 
+/// A claim with its node.
+fn put_node(state: &mut ClusterState, name: &str, annotations: &Value) {
+    let status = objects::launched(name, &[]);
+    state.apply_claim(objects::claim(name, &json!({"metadata": {"annotations": annotations}, "status": status})));
+    let spec = json!({"providerID": format!("aws:///z/{name}")});
+    state.apply_node(objects::node(&format!("node-{name}"), &json!({"spec": spec})));
+}
+
+/// The plan of a node that pods of one controller move to, each from a node of its own, `old-NAME`.
+fn of_move(pods: &[&str], until: UnixMillis) -> Value {
+    let owner = |name: &&str| {
+        let owner = json!({"uid": "rs", "at_ms": 0, "until_ms": until.0, "source": format!("old-{name}")});
+        (format!("n/{name}"), owner)
+    };
+    let owners: serde_json::Map<String, Value> = pods.iter().map(owner).collect();
+    json!({(labels::PLANNED_PODS): json!(owners.keys().collect::<Vec<_>>()).to_string(),
+        (labels::HOLD_UNTIL): "1970-01-01T00:00:00Z", (labels::PLANNED_OWNERS): json!(owners).to_string()})
+}
+
+/// Pods of one controller leave two nodes, in two moves: the successor of the first has come and its old node is gone.
+#[test]
+fn a_successor_that_came_in_an_earlier_move_takes_no_room_of_a_later_one() {
+    let left = |state: &ClusterState| {
+        let holds = resolve(state, UnixMillis(10_000));
+        (["to-1", "to-2"].map(|claim| holds_of(&holds, claim).len()), holds.strays.len())
+    };
+    for (case, to_1, to_2, before, after) in [
+        ("two nodes", &["a"][..], &["b", "c"][..], [0, 2], [0, 1]),
+        ("one node", &["a", "b", "c"], &[], [2, 0], [1, 0]),
+    ] {
+        let mut state = ClusterState::default();
+        for old in ["old-a", "old-b", "old-c", "elsewhere"] {
+            put_node(&mut state, old, &json!({}));
+        }
+        put_node(&mut state, "to-1", &of_move(to_1, UnixMillis(100_000)));
+        put_node(&mut state, "to-2", &of_move(to_2, UnixMillis(100_000)));
+        put(&mut state, "successor-of-a", "rs", Some("node-to-1"));
+        assert_eq!(left(&state), (before, 0), "{case}: it has come");
+        state.delete_claim("old-a");
+        assert_eq!(left(&state), (before, 0), "{case}: its old node is gone");
+        put(&mut state, "stray", "rs", Some("node-elsewhere"));
+        assert_eq!(left(&state), (after, 1), "{case}: another one is bound elsewhere");
+        put(&mut state, "successor-of-b", "rs", Some(if to_2.is_empty() { "node-to-1" } else { "node-to-2" }));
+        assert_eq!(left(&state), ([0, 0], 1), "{case}: all have come");
+    }
+}
+
+#[test]
+fn a_successor_takes_no_room_of_another_move_when_its_own_hold_has_ended_or_its_node_leaves() {
+    let mut state = ClusterState::default();
+    for old in ["old-a", "old-b"] {
+        put_node(&mut state, old, &json!({}));
+    }
+    let mut plan = of_move(&["a"], UnixMillis(50_000));
+    put_node(&mut state, "to-1", &plan);
+    put_node(&mut state, "to-2", &of_move(&["b"], UnixMillis(100_000)));
+    put(&mut state, "successor-of-a", "rs", Some("node-to-1"));
+    let left = |state: &ClusterState, now| {
+        let holds = resolve(state, UnixMillis(now));
+        (["to-1", "to-2"].map(|claim| holds_of(&holds, claim).len()), holds.strays.len())
+    };
+    assert_eq!(left(&state, 10_000), ([0, 1], 0));
+    assert_eq!(left(&state, 60_000), ([0, 1], 0), "its hold has ended");
+    plan[labels::DISRUPTING] = json!("Drifted/");
+    put_node(&mut state, "to-1", &plan);
+    assert_eq!(left(&state, 10_000), ([0, 1], 0), "its node leaves");
+}
+
 /// The room that a move keeps for a pod: while the pod runs, and while its node drains; not for a successor that came and has ended since.
 #[test]
 fn a_move_keeps_room_while_the_pod_runs_or_its_source_is_there() {
@@ -301,12 +369,8 @@ fn a_move_keeps_room_while_the_pod_runs_or_its_source_is_there() {
     let annotations = json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): "1970-01-01T00:00:00Z",
         (labels::PLANNED_OWNERS): json!({"n/a": owner}).to_string()});
     let mut state = ClusterState::default();
-    for (name, annotations) in [("old", json!({})), ("new", annotations)] {
-        let status = objects::launched(name, &[]);
-        state.apply_claim(objects::claim(name, &json!({"metadata": {"annotations": annotations}, "status": status})));
-        let spec = json!({"providerID": format!("aws:///z/{name}")});
-        state.apply_node(objects::node(&format!("node-{name}"), &json!({"spec": spec})));
-    }
+    put_node(&mut state, "old", &json!({}));
+    put_node(&mut state, "new", &annotations);
     let owners = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]);
     let meta = json!({"ownerReferences": owners, "creationTimestamp": "1970-01-01T00:00:05Z"});
     let pod = |node: &str| json!({"metadata": meta, "spec": {"nodeName": node}});
@@ -321,6 +385,9 @@ fn a_move_keeps_room_while_the_pod_runs_or_its_source_is_there() {
     state.delete_claim("old");
     state.delete_pod("n/b", UnixMillis(8_000));
     assert_eq!(held(&state, last), 0, "the successor has ended");
+    state.apply_pod(&objects::pod("c", &json!({ "metadata": meta })), UnixMillis(8_000));
+    assert_eq!((held(&state, last), held(&state, SOON)), (1, 0), "a successor waits");
+    state.delete_pod("n/c", UnixMillis(9_000));
     // A later plan for other pods makes the other holds of the node longer.
     let mut longer = NodeClaim::clone(&state.claims["new"]);
     longer.metadata.annotations.as_mut().unwrap().insert(labels::HOLD_UNTIL.into(), LATER.into());

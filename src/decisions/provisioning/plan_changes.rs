@@ -1,6 +1,8 @@
 //! Changes of the plans on existing NodeClaims by a new plan.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::ResourceExt;
 
 use crate::decisions::holds::{HOLD_READY, has_left};
 use crate::model::time::UnixMillis;
@@ -37,8 +39,8 @@ pub fn with_placement(
 ) -> Option<(PlanRecord, Vec<String>)> {
     let mut plan = state.planned.get(claim)?.clone();
     // The Node may have registered since the snapshot.
-    let registered = state.claims.get(claim).and_then(|claim| state.node_of(claim)).is_some();
-    let hold_until = if registered { now + HOLD_READY } else { hold_until_launched };
+    let node = state.claims.get(claim).and_then(|claim| state.node_of(claim)).map(|node| node.name_any());
+    let hold_until = if node.is_some() { now + HOLD_READY } else { hold_until_launched };
     // Finished and deleted pods need not stay in the list. A pod whose hold here is over and that another claim holds room for, because
     // it could not be withdrawn from this plan, must not get this hold back.
     let active = |pod: &str| state.pods.get(pod).is_some_and(PodRecord::active);
@@ -47,10 +49,21 @@ pub fn with_placement(
         let expired = plan.until(pod) <= now;
         expired && others.any(|other| state.planned.get(other).is_some_and(|plan| plan.until(pod) > now))
     };
-    let kept = |pod: &String| {
-        (active(pod) || plan.owners.get(pod).is_some_and(|owner| plan.until(pod) > now && !has_left(state, owner)))
-            && !moved(pod)
+    // A pod that left its old node stays in the list while its successor may wait for the room or run here: it would pass for that of another pod.
+    let mut successors: BTreeMap<String, usize> = BTreeMap::new();
+    let may_be_here = |pod: &&PodRecord| pod.active() && (pod.node.is_none() || pod.node.as_deref() == node.as_deref());
+    let mut has_successor = |owner: &Owner| {
+        let count = || state.pods_of(&owner.uid).filter(may_be_here).count();
+        let left = successors.entry(owner.uid.clone()).or_insert_with(count);
+        *left > 0 && {
+            *left -= 1;
+            true
+        }
     };
+    let mut is_open =
+        |owner: &Owner, pod: &str| plan.until(pod) > now && (!has_left(state, owner) || has_successor(owner));
+    let mut kept =
+        |pod: &String| (active(pod) || plan.owners.get(pod).is_some_and(|owner| is_open(owner, pod))) && !moved(pod);
     let pods = plan.pods.iter().filter(|pod| kept(pod)).cloned().collect();
     plan.pods = pods;
     plan.owners.retain(|pod, _| plan.pods.contains(pod));
@@ -126,6 +139,23 @@ mod tests {
             assert_eq!(added, ["n/b"], "{case}");
         }
         assert_eq!(extended(&state(&["n/b"], &json!({}), late, true)).0.pods, ["n/b"], "it is named once");
+    }
+
+    #[test]
+    fn a_pod_that_left_its_old_node_stays_in_the_plan_while_its_successor_may_be_meant_for_the_node() {
+        let moved = json!({"uid": "rs", "at_ms": 0, "until_ms": 600_000, "source": "gone"});
+        let owners = json!({"n/moved-1": moved, "n/moved-2": moved});
+        let mut state = state(&["n/moved-1", "n/moved-2"], &owners, "1970-01-01T00:01:40Z", true);
+        for (node, pods) in
+            [(Some("other"), &["n/b"][..]), (None, &["n/moved-1", "n/b"]), (Some("x"), &["n/moved-1", "n/b"])]
+        {
+            let owner =
+                json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]);
+            let pod = json!({"metadata": {"ownerReferences": owner}, "spec": {"nodeName": node}});
+            state.apply_pod(&objects::pod("z-successor", &pod), UnixMillis(1));
+            let (plan, _) = extended(&state);
+            assert_eq!(plan.pods, pods, "the successor is on {node:?}");
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::planner::input::pod::Daemon;
 use crate::planner::input::problem::Problem;
 use crate::state::node_state::is_ephemeral;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
+use crate::state::plan_record::{Owner, PlanRecord};
 use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
 
@@ -66,11 +67,15 @@ pub fn obstacle(state: &ClusterState, claim: &str, pod: &PodRecord) -> Obstacle 
     let mut extra = Resources::default();
     let mut room = allocatable.clone();
     let (mut strangers, mut of_scheduler) = (Vec::new(), Resources::default());
-    let planned = state.planned.get(claim).map(|plan| plan.pods.as_slice()).unwrap_or_default();
+    let plan = state.planned.get(claim);
     for other in state.pods_on(&node.name_any()).filter(|other| other.active()) {
         let Ok(entry) = &other.entry else { continue };
         room.sub(&entry.class.requests);
-        if other.daemon || planned.iter().any(|key| **key == *entry.key) {
+        if other.daemon || plan.is_some_and(|plan| plan.pods.iter().any(|key| **key == *entry.key)) {
+            continue;
+        }
+        if plan.is_some_and(|plan| may_succeed(plan, other)) {
+            of_scheduler.add(&entry.class.requests);
             continue;
         }
         strangers.push(&*entry.key);
@@ -120,6 +125,16 @@ pub fn obstacle(state: &ClusterState, claim: &str, pod: &PodRecord) -> Obstacle 
     }
     let taints = taints.into_iter().filter(|taint| !is_of_state(taint)).cloned().collect();
     Obstacle { text, extra, is_of_use, taints }
+}
+
+/// Whether a pod may be the successor of a displaced pod of the plan.
+fn may_succeed(plan: &PlanRecord, pod: &PodRecord) -> bool {
+    let owner = pod.entry.as_ref().ok().and_then(|entry| entry.owner.as_deref());
+    let is_same = |(original, of): (&String, &Owner)| {
+        Some(of.uid.as_str()) == owner
+            && original.split_once('/').is_some_and(|(namespace, _)| *namespace == *pod.namespace)
+    };
+    plan.owners.iter().any(is_same)
 }
 
 /// Whether a taint is about the present state of its node, such as that it is cordoned or lacks memory: other new nodes need not have it.
@@ -206,6 +221,11 @@ mod tests {
     use crate::test_support::objects;
 
     fn found(claim: &Value, node: &Value, running: &[(&str, &str)]) -> Obstacle {
+        let state = state(claim, node, running);
+        obstacle(&state, "c", &state.pods["n/a"])
+    }
+
+    fn state(claim: &Value, node: &Value, running: &[(&str, &str)]) -> ClusterState {
         let mut state = ClusterState::default();
         let mut status = objects::launched("i", &["Launched", "Registered", "Initialized"]);
         status["allocatable"] = json!({"cpu": "2", "memory": "4Gi", "pods": "10"});
@@ -224,7 +244,7 @@ mod tests {
             state.apply_pod(&pod(name, cpu, Some("x")), UnixMillis(1));
         }
         state.apply_pod(&pod("a", "1500m", None), UnixMillis(1));
-        obstacle(&state, "c", &state.pods["n/a"])
+        state
     }
 
     #[test]
@@ -305,6 +325,25 @@ mod tests {
         assert_eq!(found(&state), (false, 1_000), "it may have been made for the node");
         put(&mut state, "huge", "100", Some("x"));
         assert_eq!(found(&state), (false, 2_000), "no more than the node has");
+    }
+
+    #[test]
+    fn the_successors_of_its_displaced_pods_are_no_load_of_new_nodes() {
+        let owned = |owner: &str| {
+            let owner =
+                json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": owner, "controller": true}]);
+            let containers = json!([{"name": "c", "resources": {"requests": {"cpu": "1"}}}]);
+            json!({"metadata": {"ownerReferences": owner}, "spec": {"containers": containers, "nodeName": "x"}})
+        };
+        let plan = json!({(labels::PLANNED_OWNERS): json!({"n/planned": {"uid": "rs", "at_ms": 0}}).to_string()});
+        let mut state = state(&json!({"metadata": {"annotations": plan}}), &json!({}), &[]);
+        let mut found = |owner| {
+            state.apply_pod(&objects::pod("other", &owned(owner)), UnixMillis(1));
+            let found = obstacle(&state, "c", &state.pods["n/a"]);
+            (found.is_of_use, found.extra.cpu.0, found.text)
+        };
+        assert_eq!(found("rs"), (true, 0, "it lacks cpu".to_owned()));
+        assert_eq!(found("other").1, 1_000);
     }
 
     #[test]
