@@ -413,12 +413,13 @@ fn successors(
             .collect();
         // A pod that tolerates the planned taint of a node may be bound to that node at any time.
         waiting.sort();
-        let mut waiting = waiting.into_iter().map(|(.., key)| key);
+        let mut waiting = waiting.into_iter().peekable();
         originals.sort_by_key(|(_, owner)| !has_left(state, owner));
         for (original, owner) in originals.into_iter().skip(of_owner.bound.get(name).copied().unwrap_or(0)) {
-            let pod = waiting.next();
-            // A move keeps the room until its source is gone, and then for successors that wait. Those that came, and have ended since, need it no more.
-            if pod.is_some() || !has_left(state, owner) {
+            // A move keeps the room until its source is gone, and then for a pod that had it. Successors that came, and have ended since, need it no more.
+            let is_gone = has_left(state, owner);
+            let pod = waiting.next_if(|(is_other, ..)| !is_gone || !is_other).map(|(.., key)| key);
+            if pod.is_some() || !is_gone {
                 live.push(hold(state, original, pod.as_ref(), Some(owner), planned.until(original)));
             }
         }

@@ -385,8 +385,12 @@ fn a_move_keeps_room_while_the_pod_runs_or_its_source_is_there() {
     state.delete_claim("old");
     state.delete_pod("n/b", UnixMillis(8_000));
     assert_eq!(held(&state, last), 0, "the successor has ended");
-    state.apply_pod(&objects::pod("c", &json!({ "metadata": meta })), UnixMillis(8_000));
-    assert_eq!((held(&state, last), held(&state, SOON)), (1, 0), "a successor waits");
+    for (claim, kept) in [("other", 0), ("new", 1)] {
+        let tolerations = json!([{"key": labels::PLANNED_TAINT, "value": format!("uid-{claim}")}]);
+        let waits = json!({"metadata": meta, "spec": {"tolerations": tolerations}});
+        state.apply_pod(&objects::pod("c", &waits), UnixMillis(8_000));
+        assert_eq!((held(&state, last), held(&state, SOON)), (kept, 0), "a successor waits that {claim} admits");
+    }
     state.delete_pod("n/c", UnixMillis(9_000));
     // A later plan for other pods makes the other holds of the node longer.
     let mut longer = NodeClaim::clone(&state.claims["new"]);
