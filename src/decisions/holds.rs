@@ -268,7 +268,9 @@ impl<'s> Successors<'s> {
             arrived.extend(at);
             at.is_none() && !pod.keeps_name
         });
-        arrived.iter().for_each(|at| *out.bound.entry(planned[*at].0).or_default() += 1);
+        for at in &arrived {
+            *out.bound.entry(planned[*at].0).or_default() += 1;
+        }
         let left = planned.iter().enumerate().filter(|(at, _)| !arrived.contains(at)).map(|(_, one)| *one);
         let (gone, running): (Vec<_>, Vec<_>) = left.partition(|(_, owner)| has_left(state, owner));
         let (mut gone, mut running) = (gone.into_iter().peekable(), running.into_iter().peekable());
