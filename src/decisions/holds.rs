@@ -201,7 +201,7 @@ fn keeps_room(claim: &NodeClaim) -> bool {
 }
 
 /// Controllers of displaced pods: namespace and UID.
-type OwnerKey = (String, String);
+pub type OwnerKey = (String, String);
 
 /// Displaced pods that are gone, by the NodeClaim whose plan names them.
 type Displaced<'a> = BTreeMap<&'a String, Vec<(&'a String, &'a Owner)>>;
@@ -311,7 +311,8 @@ fn without_settled(state: &ClusterState, key: &OwnerKey, pods: &mut Vec<&PodReco
     });
 }
 
-fn owner_key(original: &str, owner: &Owner) -> OwnerKey {
+/// The controller of a displaced pod, given its key.
+pub fn owner_key(original: &str, owner: &Owner) -> OwnerKey {
     let namespace = original.split_once('/').map_or("", |(namespace, _)| namespace);
     (namespace.to_owned(), owner.uid.clone())
 }
@@ -321,7 +322,7 @@ fn node_name_of(state: &ClusterState, claim: &str) -> Option<String> {
 }
 
 /// Active pods of a controller. A UID may be copied to another namespace.
-fn pods_of<'s>(state: &'s ClusterState, (namespace, uid): &OwnerKey) -> impl Iterator<Item = &'s PodRecord> {
+pub fn pods_of<'s>(state: &'s ClusterState, (namespace, uid): &OwnerKey) -> impl Iterator<Item = &'s PodRecord> {
     state.pods_of(uid).filter(move |pod| pod.active() && pod.namespace == *namespace)
 }
 

@@ -272,10 +272,7 @@ fn a_stray_ends_the_hold_of_the_plan_that_it_may_follow_and_no_arrival_is_a_stra
         let original = format!("n/old-{claim}");
         let plan = json!({(labels::PLANNED_PODS): json!([original]).to_string(),
             (labels::PLANNED_OWNERS): json!({original: {"uid": "rs", "at_ms": at}}).to_string(), (labels::HOLD_UNTIL): LATER});
-        let meta = json!({"annotations": plan});
-        state.apply_claim(objects::claim(claim, &json!({"metadata": meta, "status": objects::launched(claim, &[])})));
-        let spec = json!({"providerID": format!("aws:///z/{claim}")});
-        state.apply_node(objects::node(&format!("node-{claim}"), &json!({ "spec": spec })));
+        put_node(&mut state, claim, &plan);
     }
     put(&mut state, "on-b", "rs", Some("node-b"));
     let left = |state: &ClusterState| {
@@ -312,13 +309,15 @@ fn of_move(pods: &[&str], until: UnixMillis) -> Value {
         (labels::HOLD_UNTIL): "1970-01-01T00:00:00Z", (labels::PLANNED_OWNERS): json!(owners).to_string()})
 }
 
+/// The holds of the claims to-1 and to-2, and the strays.
+fn left(state: &ClusterState, now: i64) -> ([usize; 2], usize) {
+    let holds = resolve(state, UnixMillis(now));
+    (["to-1", "to-2"].map(|claim| holds_of(&holds, claim).len()), holds.strays.len())
+}
+
 /// Pods of one controller leave two nodes, in two moves: the successor of the first has come and its old node is gone.
 #[test]
 fn a_successor_that_came_in_an_earlier_move_takes_no_room_of_a_later_one() {
-    let left = |state: &ClusterState| {
-        let holds = resolve(state, UnixMillis(10_000));
-        (["to-1", "to-2"].map(|claim| holds_of(&holds, claim).len()), holds.strays.len())
-    };
     for (case, to_1, to_2, before, after) in [
         ("two nodes", &["a"][..], &["b", "c"][..], [0, 2], [0, 1]),
         ("one node", &["a", "b", "c"], &[], [2, 0], [1, 0]),
@@ -330,13 +329,13 @@ fn a_successor_that_came_in_an_earlier_move_takes_no_room_of_a_later_one() {
         put_node(&mut state, "to-1", &of_move(to_1, UnixMillis(100_000)));
         put_node(&mut state, "to-2", &of_move(to_2, UnixMillis(100_000)));
         put(&mut state, "successor-of-a", "rs", Some("node-to-1"));
-        assert_eq!(left(&state), (before, 0), "{case}: it has come");
+        assert_eq!(left(&state, 10_000), (before, 0), "{case}: it has come");
         state.delete_claim("old-a");
-        assert_eq!(left(&state), (before, 0), "{case}: its old node is gone");
+        assert_eq!(left(&state, 10_000), (before, 0), "{case}: its old node is gone");
         put(&mut state, "stray", "rs", Some("node-elsewhere"));
-        assert_eq!(left(&state), (after, 1), "{case}: another one is bound elsewhere");
+        assert_eq!(left(&state, 10_000), (after, 1), "{case}: another one is bound elsewhere");
         put(&mut state, "successor-of-b", "rs", Some(if to_2.is_empty() { "node-to-1" } else { "node-to-2" }));
-        assert_eq!(left(&state), ([0, 0], 1), "{case}: all have come");
+        assert_eq!(left(&state, 10_000), ([0, 0], 1), "{case}: all have come");
     }
 }
 
@@ -350,10 +349,6 @@ fn a_successor_takes_no_room_of_another_move_when_its_own_hold_has_ended_or_its_
     put_node(&mut state, "to-1", &plan);
     put_node(&mut state, "to-2", &of_move(&["b"], UnixMillis(100_000)));
     put(&mut state, "successor-of-a", "rs", Some("node-to-1"));
-    let left = |state: &ClusterState, now| {
-        let holds = resolve(state, UnixMillis(now));
-        (["to-1", "to-2"].map(|claim| holds_of(&holds, claim).len()), holds.strays.len())
-    };
     assert_eq!(left(&state, 10_000), ([0, 1], 0));
     assert_eq!(left(&state, 60_000), ([0, 1], 0), "its hold has ended");
     plan[labels::DISRUPTING] = json!("Drifted/");

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::ResourceExt;
 
-use crate::decisions::holds::{HOLD_READY, has_left};
+use crate::decisions::holds::{HOLD_READY, OwnerKey, has_left, owner_key, pods_of};
 use crate::model::time::UnixMillis;
 use crate::planner::output::plan::ExistingNodePlacement;
 use crate::state::plan_record::{MoveTerms, Owner, PlanRecord};
@@ -50,18 +50,18 @@ pub fn with_placement(
         expired && others.any(|other| state.planned.get(other).is_some_and(|plan| plan.until(pod) > now))
     };
     // A pod that left its old node stays in the list while its successor may wait for the room or run here: it would pass for that of another pod.
-    let mut successors: BTreeMap<String, usize> = BTreeMap::new();
-    let may_be_here = |pod: &&PodRecord| pod.active() && (pod.node.is_none() || pod.node.as_deref() == node.as_deref());
-    let mut has_successor = |owner: &Owner| {
-        let count = || state.pods_of(&owner.uid).filter(may_be_here).count();
-        let left = successors.entry(owner.uid.clone()).or_insert_with(count);
-        *left > 0 && {
-            *left -= 1;
-            true
-        }
+    let mut successors: BTreeMap<OwnerKey, usize> = BTreeMap::new();
+    let may_be_here = |pod: &&PodRecord| pod.node.is_none() || pod.node.as_deref() == node.as_deref();
+    let mut has_successor = |key: OwnerKey| {
+        let count = |key: &OwnerKey| pods_of(state, key).filter(may_be_here).count();
+        let left = successors.entry(key).or_insert_with_key(count);
+        let has_one = *left > 0;
+        *left = left.saturating_sub(1);
+        has_one
     };
-    let mut is_open =
-        |owner: &Owner, pod: &str| plan.until(pod) > now && (!has_left(state, owner) || has_successor(owner));
+    let mut is_open = |owner: &Owner, pod: &str| {
+        plan.until(pod) > now && (!has_left(state, owner) || has_successor(owner_key(pod, owner)))
+    };
     let mut kept =
         |pod: &String| (active(pod) || plan.owners.get(pod).is_some_and(|owner| is_open(owner, pod))) && !moved(pod);
     let pods = plan.pods.iter().filter(|pod| kept(pod)).cloned().collect();

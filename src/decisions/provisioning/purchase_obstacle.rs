@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Taint;
 use kube::ResourceExt;
 
 use crate::api::{NodeClaim, conditions};
+use crate::decisions::holds::owner_key;
 use crate::model::labels;
 use crate::model::pod_class::{NodeTerm, PodClass, Toleration};
 use crate::model::requirement::ValueSet;
@@ -16,7 +17,7 @@ use crate::planner::input::pod::Daemon;
 use crate::planner::input::problem::Problem;
 use crate::state::node_state::is_ephemeral;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
-use crate::state::plan_record::{Owner, PlanRecord};
+use crate::state::plan_record::PlanRecord;
 use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
 
@@ -130,11 +131,8 @@ pub fn obstacle(state: &ClusterState, claim: &str, pod: &PodRecord) -> Obstacle 
 /// Whether a pod may be the successor of a displaced pod of the plan.
 fn may_succeed(plan: &PlanRecord, pod: &PodRecord) -> bool {
     let owner = pod.entry.as_ref().ok().and_then(|entry| entry.owner.as_deref());
-    let is_same = |(original, of): (&String, &Owner)| {
-        Some(of.uid.as_str()) == owner
-            && original.split_once('/').is_some_and(|(namespace, _)| *namespace == *pod.namespace)
-    };
-    plan.owners.iter().any(is_same)
+    let key = owner.map(|uid| (pod.namespace.clone(), uid.to_owned()));
+    plan.owners.iter().any(|(original, owner)| Some(owner_key(original, owner)) == key)
 }
 
 /// Whether a taint is about the present state of its node, such as that it is cordoned or lacks memory: other new nodes need not have it.
@@ -329,21 +327,23 @@ mod tests {
 
     #[test]
     fn the_successors_of_its_displaced_pods_are_no_load_of_new_nodes() {
-        let owned = |owner: &str| {
+        let owned = |namespace: &str, owner: &str| {
             let owner =
                 json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": owner, "controller": true}]);
             let containers = json!([{"name": "c", "resources": {"requests": {"cpu": "1"}}}]);
-            json!({"metadata": {"ownerReferences": owner}, "spec": {"containers": containers, "nodeName": "x"}})
+            let meta = json!({"namespace": namespace, "ownerReferences": owner});
+            json!({"metadata": meta, "spec": {"containers": containers, "nodeName": "x"}})
         };
         let plan = json!({(labels::PLANNED_OWNERS): json!({"n/planned": {"uid": "rs", "at_ms": 0}}).to_string()});
-        let mut state = state(&json!({"metadata": {"annotations": plan}}), &json!({}), &[]);
-        let mut found = |owner| {
-            state.apply_pod(&objects::pod("other", &owned(owner)), UnixMillis(1));
+        let found = |namespace, owner| {
+            let mut state = state(&json!({"metadata": {"annotations": plan}}), &json!({}), &[]);
+            state.apply_pod(&objects::pod("other", &owned(namespace, owner)), UnixMillis(1));
             let found = obstacle(&state, "c", &state.pods["n/a"]);
             (found.is_of_use, found.extra.cpu.0, found.text)
         };
-        assert_eq!(found("rs"), (true, 0, "it lacks cpu".to_owned()));
-        assert_eq!(found("other").1, 1_000);
+        assert_eq!(found("n", "rs"), (true, 0, "it lacks cpu".to_owned()));
+        assert_eq!(found("n", "other").1, 1_000);
+        assert_eq!(found("m", "rs").1, 1_000, "a copied UID in another namespace");
     }
 
     #[test]
