@@ -1,5 +1,6 @@
 //! Resolves the plans of NodeClaims to live holds. Every replica and every restart derives the same holds from the same objects.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -153,19 +154,22 @@ fn evaluate(
         }
     }
     let of_owners = successors_of_owners(state, &open, now);
+    let mut rooms: BTreeMap<&String, Vec<Room<'_>>> = BTreeMap::new();
     for (name, displaced) in open {
-        let successors = catch(|| {
+        let found = catch(|| {
             before(Step::Successors, name);
-            successors(state, &holds, name, displaced, &of_owners)
+            rooms_of(state, name, displaced, &of_owners)
         });
-        match successors {
+        match found {
+            Ok(found) => drop(rooms.insert(name, found)),
+            Err(panic) => panics.push((name.clone(), panic)),
+        }
+    }
+    assign(state, &mut rooms, &of_owners, &holds);
+    for (name, rooms) in rooms {
+        match catch(|| successors(state, name, &rooms)) {
             Ok(successors) if successors.is_empty() => {}
-            Ok(successors) => {
-                for pod in successors.iter().filter_map(|hold| hold.pod.clone()) {
-                    holds.by_pod.insert(pod, name.clone());
-                }
-                holds.by_claim.entry(name.clone()).or_default().extend(successors);
-            }
+            Ok(successors) => holds.by_claim.entry(name.clone()).or_default().extend(successors),
             Err(panic) => panics.push((name.clone(), panic)),
         }
     }
@@ -388,46 +392,87 @@ fn named_holds(state: &ClusterState, planned: &PlanRecord, now: UnixMillis) -> V
     planned.pods.iter().filter(waits).map(|key| hold(state, key, Some(key), None, planned.until(key))).collect()
 }
 
-/// Assigns the room of displaced pods that are gone, on one NodeClaim, to new pods of the same controllers.
-fn successors(
+/// The room of a displaced pod that is gone, on its planned NodeClaim.
+struct Room<'s> {
+    original: &'s String,
+    owner: &'s Owner,
+    key: OwnerKey,
+    /// Whether the NodeClaim that the pod was moved from is gone: the move no longer keeps the room.
+    has_left: bool,
+    /// The waiting pod that it is assigned to.
+    pod: Option<&'s PodRecord>,
+}
+
+/// The room of displaced pods that are gone, on one NodeClaim, without that of pods whose successors are bound.
+fn rooms_of<'s>(
     state: &ClusterState,
-    holds: &Holds,
     name: &String,
-    displaced: Vec<(&String, &Owner)>,
-    of_owners: &BTreeMap<OwnerKey, Successors<'_>>,
-) -> Vec<Hold> {
-    let Some(planned) = state.planned.get(name) else { return Vec::new() };
-    let uid = state.claims.get(name).and_then(|claim| claim.metadata.uid.as_deref());
-    let mut of_owner: BTreeMap<OwnerKey, Vec<(&String, &Owner)>> = BTreeMap::new();
+    displaced: Vec<(&'s String, &'s Owner)>,
+    of_owners: &BTreeMap<OwnerKey, Successors<'s>>,
+) -> Vec<Room<'s>> {
+    let mut of_owner: BTreeMap<OwnerKey, Vec<Room<'_>>> = BTreeMap::new();
     for (original, owner) in displaced {
-        of_owner.entry(owner_key(original, owner)).or_default().push((original, owner));
+        let (key, has_left) = (owner_key(original, owner), has_left(state, owner));
+        of_owner.entry(key.clone()).or_default().push(Room { original, owner, key, has_left, pod: None });
     }
-    let mut live = Vec::new();
-    for (key, mut originals) in of_owner {
+    let mut out = Vec::new();
+    for (key, mut rooms) in of_owner {
         let Some(of_owner) = of_owners.get(&key) else { continue };
-        let mut waiting: Vec<(bool, bool, String)> = of_owner
-            .waiting
-            .iter()
-            .map(|pod| {
-                let is_admitted = pod.admitted.iter().any(|admitted| Some(&**admitted) == uid);
-                (!is_admitted, !pod.admitted.is_empty(), pod.key())
-            })
-            .filter(|(.., key)| !holds.by_pod.contains_key(key))
-            .collect();
-        // A pod that tolerates the planned taint of a node may be bound to that node at any time.
-        waiting.sort();
-        let mut waiting = waiting.into_iter().peekable();
-        originals.sort_by_key(|(_, owner)| !has_left(state, owner));
-        for (original, owner) in originals.into_iter().skip(of_owner.bound.get(name).copied().unwrap_or(0)) {
-            // A move keeps the room until its source is gone, and then for a pod that had it. Successors that came, and have ended since, need it no more.
-            let is_gone = has_left(state, owner);
-            let pod = waiting.next_if(|(is_other, ..)| !is_gone || !is_other).map(|(.., key)| key);
-            if pod.is_some() || !is_gone {
-                live.push(hold(state, original, pod.as_ref(), Some(owner), planned.until(original)));
-            }
-        }
+        rooms.sort_by_key(|room| !room.has_left);
+        out.extend(rooms.into_iter().skip(of_owner.bound.get(name).copied().unwrap_or(0)));
     }
-    live
+    out
+}
+
+/// Assigns room to the waiting pods of its controllers: first where a pod tolerates the planned taint, so that it may be bound there at any time. Then what
+/// moves still keep; at last what they kept until their sources were gone, the latest first, for pods that are newer than the plan.
+fn assign<'s>(
+    state: &ClusterState,
+    rooms: &mut BTreeMap<&'s String, Vec<Room<'s>>>,
+    of_owners: &BTreeMap<OwnerKey, Successors<'s>>,
+    holds: &Holds,
+) {
+    let has_no_hold = |pod: &&&PodRecord| !holds.by_pod.contains_key(&pod.key());
+    let waiting = |of_owner: &Successors<'s>| of_owner.waiting.iter().filter(has_no_hold).copied().collect();
+    let mut waiting: BTreeMap<&OwnerKey, VecDeque<&PodRecord>> =
+        of_owners.iter().map(|(key, of_owner)| (key, waiting(of_owner))).collect();
+    let uid = |name: &&'s String| state.claims.get(*name).and_then(|claim| claim.metadata.uid.clone());
+    let by_uid: HashMap<String, &'s String> = rooms.keys().filter_map(|name| Some((uid(name)?, *name))).collect();
+    for (key, pods) in &mut waiting {
+        pods.make_contiguous().sort_by_cached_key(|pod| (!pod.admitted.is_empty(), pod.key()));
+        pods.retain(|pod| {
+            for name in pod.admitted.iter().filter_map(|uid| by_uid.get(&**uid)) {
+                let mut of_claim = rooms.get_mut(name).into_iter().flatten();
+                if let Some(room) = of_claim.find(|room| room.pod.is_none() && room.key == **key) {
+                    room.pod = Some(pod);
+                    return false;
+                }
+            }
+            true
+        });
+    }
+    let open = rooms.values_mut().flatten().filter(|room| room.pod.is_none());
+    let (mut left, kept): (Vec<_>, Vec<_>) = open.partition(|room| room.has_left);
+    for room in kept {
+        room.pod = waiting.get_mut(&room.key).and_then(VecDeque::pop_front);
+    }
+    left.sort_by_key(|room| Reverse(room.owner.planned_at));
+    for room in left {
+        let Some(waiting) = waiting.get_mut(&room.key) else { continue };
+        let newer = waiting.iter().position(|pod| is_successor(pod, room.owner.planned_at));
+        room.pod = newer.and_then(|at| waiting.remove(at));
+    }
+}
+
+/// The holds of assigned room on a NodeClaim, and of room that a move keeps for a pod that is to come.
+fn successors(state: &ClusterState, name: &String, rooms: &[Room<'_>]) -> Vec<Hold> {
+    let Some(planned) = state.planned.get(name) else { return Vec::new() };
+    let kept = rooms.iter().filter(|room| room.pod.is_some() || !room.has_left);
+    let hold = |room: &Room<'_>| {
+        let pod = room.pod.map(PodRecord::key);
+        hold(state, room.original, pod.as_ref(), Some(room.owner), planned.until(room.original))
+    };
+    kept.map(hold).collect()
 }
 
 /// Drops the holds that no longer fit next to the pods bound to the node, such as those bound while the plan was computed. The

@@ -356,6 +356,36 @@ fn a_successor_takes_no_room_of_another_move_when_its_own_hold_has_ended_or_its_
     assert_eq!(left(&state, 10_000), ([0, 1], 0), "its node leaves");
 }
 
+/// Two pods of one controller that are gone are planned, one on each node; one or two others of it wait.
+#[test]
+fn a_waiting_pod_has_the_room_that_a_move_keeps_before_what_one_kept_the_latest_first() {
+    for (sources, one, two) in [
+        (&["old-a", "old-b"][..], ["n/w", ""], ["n/w", "n/x"]),
+        (&["old-b"], ["", "n/w"], ["n/x", "n/w"]),
+        (&["old-a"], ["n/w", ""], ["n/w", "n/x"]),
+        (&[], ["", "n/w"], ["n/x", "n/w"]),
+    ] {
+        let mut state = ClusterState::default();
+        sources.iter().for_each(|source| put_node(&mut state, source, &json!({})));
+        put_node(&mut state, "to-1", &of_move(&["a"], UnixMillis(100_000)));
+        let mut later = of_move(&["b"], UnixMillis(100_000));
+        let owners = later[labels::PLANNED_OWNERS].as_str().map(|owners| owners.replace(":0,", ":5000,"));
+        later[labels::PLANNED_OWNERS] = json!(owners);
+        put_node(&mut state, "to-2", &later);
+        let pods = |state: &ClusterState| {
+            let holds = resolve(state, UnixMillis(10_000));
+            ["to-1", "to-2"].map(|claim| {
+                let pod = holds.by_claim.get(claim).and_then(|holds| holds[0].pod.clone());
+                pod.inspect(|pod| assert_eq!(holds.by_pod[pod], claim)).unwrap_or_default()
+            })
+        };
+        put(&mut state, "w", "rs", None);
+        assert_eq!(pods(&state), one, "{sources:?} are there");
+        put(&mut state, "x", "rs", None);
+        assert_eq!(pods(&state), two, "{sources:?} are there");
+    }
+}
+
 /// The room that a move keeps for a pod: while the pod runs, and while its node drains; not for a successor that came and has ended since.
 #[test]
 fn a_move_keeps_room_while_the_pod_runs_or_its_source_is_there() {
@@ -380,11 +410,16 @@ fn a_move_keeps_room_while_the_pod_runs_or_its_source_is_there() {
     state.delete_claim("old");
     state.delete_pod("n/b", UnixMillis(8_000));
     assert_eq!(held(&state, last), 0, "the successor has ended");
-    for (claim, kept) in [("other", 0), ("new", 1)] {
+    for (case, created, claim, kept) in [
+        ("that its node admits", 0, "new", 1),
+        ("that another node admits", 5, "other", 1),
+        ("that is older than the plan, and not admitted", -1, "other", 0),
+    ] {
         let tolerations = json!([{"key": labels::PLANNED_TAINT, "value": format!("uid-{claim}")}]);
-        let waits = json!({"metadata": meta, "spec": {"tolerations": tolerations}});
+        let created = UnixMillis(created * 1_000).rfc3339();
+        let waits = json!({"metadata": {"ownerReferences": owners, "creationTimestamp": created}, "spec": {"tolerations": tolerations}});
         state.apply_pod(&objects::pod("c", &waits), UnixMillis(8_000));
-        assert_eq!((held(&state, last), held(&state, SOON)), (kept, 0), "a successor waits that {claim} admits");
+        assert_eq!((held(&state, last), held(&state, SOON)), (kept, 0), "a pod waits {case}");
     }
     state.delete_pod("n/c", UnixMillis(9_000));
     // A later plan for other pods makes the other holds of the node longer.

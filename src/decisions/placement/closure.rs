@@ -18,6 +18,7 @@ use crate::decisions::placement::planned_taint::{is_closed_as_new, planned_taint
 use crate::model::labels;
 use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
+use crate::planner::input::node::NodeState;
 use crate::state::node_state::{keeps_daemons_off, without_pods};
 use crate::state::object_ext::{NodeExt, ObjectExt};
 use crate::state::plan_record::{Hold, Holds};
@@ -29,10 +30,12 @@ const MAX_MOVE: Duration = Duration::from_secs(30);
 const MAX_CLOSING: Duration = Duration::from_secs(2);
 /// How often the nodes that could take the moving pods are determined again.
 const REFRESH_PERIOD: Duration = Duration::from_secs(1);
-/// No node is closed if more than 5 % would have to be, within these limits, besides new ones, which are: other new pods wait until they are
-/// planned.
+/// At most 5 % of the nodes are closed, within these limits, besides new ones, which are: other new pods wait until they are planned.
 const FEWEST: usize = 20;
 const MOST: usize = 100;
+/// Where more nodes are removed, more are closed: at most so many for each of them, up to this number.
+const FOR_EACH_SOURCE: usize = 2;
+const MOST_FOR_SOURCES: usize = 500;
 
 /// Names of the nodes that are closed while pods move.
 pub type ClosedNodes = Arc<BTreeSet<String>>;
@@ -73,7 +76,7 @@ impl Closure {
         if let Some(last) = self.last.as_ref().filter(is_current) {
             return Arc::clone(&last.nodes);
         }
-        let nodes = Arc::new(could_take(state, &facts(), &classes, now).unwrap_or_default());
+        let nodes = Arc::new(could_take(state, &facts(), classes, now));
         self.last = Some(Determined { sources, at: now, nodes: Arc::clone(&nodes) });
         nodes
     }
@@ -92,15 +95,23 @@ fn deleted_at(claim: &NodeClaim) -> Option<UnixMillis> {
 
 /// Whether a claim was deleted for a voluntary disruption a moment ago. Where a deadline is near, no time is lost.
 fn is_source(claim: &NodeClaim, now: UnixMillis) -> bool {
+    deleted_at(claim).is_some() && is_moving(claim, now)
+}
+
+/// Whether a claim is marked for a voluntary disruption that moves pods, and was not deleted long ago.
+fn is_moving(claim: &NodeClaim, now: UnixMillis) -> bool {
     let is_voluntary = |mark: DisruptionMark| mark.deadline.is_none() && mark.reason != DisruptionReason::Empty;
-    deleted_at(claim).is_some_and(|at| !at.is_older_than(MAX_MOVE, now))
+    deleted_at(claim).is_none_or(|at| !at.is_older_than(MAX_MOVE, now))
         && DisruptionMark::of(claim).is_some_and(is_voluntary)
+}
+
+fn leaving(state: &ClusterState) -> impl Iterator<Item = &NodeClaim> {
+    state.claim_index.leaving.iter().filter_map(|name| state.claims.get(name)).map(|claim| &**claim)
 }
 
 /// Claims of the nodes that pods leave.
 fn sources(state: &ClusterState, now: UnixMillis) -> impl Iterator<Item = &NodeClaim> {
-    let leaving = state.claim_index.leaving.iter().filter_map(|name| state.claims.get(name));
-    leaving.map(|claim| &**claim).filter(move |claim| is_source(claim, now))
+    leaving(state).filter(move |claim| is_source(claim, now))
 }
 
 /// Whether pods leave the node of any claim.
@@ -124,48 +135,67 @@ fn moving(state: &ClusterState, holds: &Holds, sources: &[&NodeClaim]) -> Vec<Ar
                 }),
             }
     };
+    let mut known = HashSet::new();
     let classes = holds.by_claim.values().flatten().filter(moves).filter_map(|hold| hold.class.as_ref());
-    let distinct: HashMap<*const PodClass, &Arc<PodClass>> = classes.map(|class| (Arc::as_ptr(class), class)).collect();
-    distinct.into_values().cloned().collect()
+    classes.filter(|class| known.insert(Arc::as_ptr(class))).cloned().collect()
 }
 
-/// Open nodes of ours with room for a pod of one of these classes; `None` if they are too many.
+/// How many nodes may be closed that are not new.
+fn limit(state: &ClusterState, now: UnixMillis) -> usize {
+    let moving = leaving(state).filter(|claim| is_moving(claim, now)).count();
+    let usual = (state.nodes.len() / 20).clamp(FEWEST, MOST);
+    usual.max((FOR_EACH_SOURCE * moving).min(MOST_FOR_SOURCES))
+}
+
+/// Open nodes of ours with room for a pod of one of these classes. Where they are too many, those of the classes with room on the fewest nodes, together with
+/// which they are not: large pods find another place less often than small ones.
 fn could_take(
     state: &ClusterState,
     facts: &Facts,
-    classes: &[Arc<PodClass>],
+    mut classes: Vec<Arc<PodClass>>,
     now: UnixMillis,
-) -> Option<BTreeSet<String>> {
-    let limit = (state.nodes.len() / 20).clamp(FEWEST, MOST);
+) -> BTreeSet<String> {
+    let limit = limit(state, now);
+    let has_room = |facts: &&NodeFacts, class: &PodClass| !facts.is_leaving && class.requests.fits(&facts.free);
+    let nodes = || facts.nodes.iter().map(|facts| &**facts);
+    classes.sort_by_cached_key(|class| nodes().filter(|facts| has_room(facts, class)).count());
     let (mut out, mut others) = (BTreeSet::new(), 0);
-    for facts in &facts.nodes {
-        if let Some(node) = open_node(state, facts, classes, now) {
-            out.insert(facts.node.clone());
-            others += usize::from(!is_closed_as_new(state, node));
-            if others > limit {
-                return None;
+    let mut open: HashMap<&str, Option<OpenNode>> = HashMap::new();
+    for class in &classes {
+        let mut more = Vec::new();
+        let mut more_others = 0;
+        for facts in nodes().filter(|facts| has_room(facts, class) && !out.contains(&facts.node)) {
+            let open = open.entry(&facts.node).or_insert_with(|| OpenNode::of(state, &facts.node, now));
+            let Some(node) = open.as_ref().filter(|node| node.admitting.admits(class)) else { continue };
+            more_others += usize::from(!node.is_new);
+            if others + more_others > limit {
+                break;
             }
+            more.push(facts.node.clone());
+        }
+        if others + more_others <= limit {
+            out.extend(more);
+            others += more_others;
         }
     }
-    Some(out)
+    out
 }
 
-/// The node, if it is open and has room for a pod of one of these classes.
-fn open_node<'s>(
-    state: &'s ClusterState,
-    facts: &NodeFacts,
-    classes: &[Arc<PodClass>],
-    now: UnixMillis,
-) -> Option<&'s Node> {
-    let mut fitting = classes.iter().filter(|class| class.requests.fits(&facts.free)).peekable();
-    if fitting.peek().is_none() || facts.is_leaving {
-        return None;
+/// A node that can be closed.
+struct OpenNode {
+    /// Without its pods.
+    admitting: NodeState,
+    /// It has been closed since it opened.
+    is_new: bool,
+}
+
+impl OpenNode {
+    fn of(state: &ClusterState, name: &str, now: UnixMillis) -> Option<Self> {
+        let node = state.nodes.get(name).filter(|node| is_open(node))?;
+        // A DaemonSet may be rolled out: its pods come first.
+        let is_left_open = taint_for(state, node, now).is_some_and(|taint| keeps_daemons_off(state, node, &taint));
+        (!is_left_open).then(|| Self { admitting: without_pods(node), is_new: is_closed_as_new(state, node) })
     }
-    let node = state.nodes.get(&facts.node).filter(|node| is_open(node))?;
-    let admitting = without_pods(node);
-    // A DaemonSet may be rolled out: its pods come first.
-    let keeps_daemons_off = || taint_for(state, node, now).is_some_and(|taint| keeps_daemons_off(state, node, &taint));
-    (fitting.any(|class| admitting.admits(class)) && !keeps_daemons_off()).then_some(node)
 }
 
 /// Whether pods without a toleration of the planned taint may be bound to a node when it does not have that.

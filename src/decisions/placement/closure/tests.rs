@@ -130,13 +130,19 @@ fn no_node_is_closed_for_pods_that_are_planned_and_do_not_move() {
     assert!(closed(&state, Duration::ZERO).is_empty());
 }
 
+/// This many nodes of this prefix with room for `cpu` cores each.
+fn put_many(state: &mut ClusterState, prefix: &str, count: usize, cpu: &str) {
+    for at in 0..count {
+        put(state, &format!("{prefix}{at:04}"), cpu, &json!({}), &json!({}));
+    }
+}
+
 #[test]
 fn no_node_is_closed_if_more_than_a_twentieth_would_have_to_be() {
     let mut state = world();
     let mut count = |roomy: usize, full: usize| {
-        for at in 0..roomy + full {
-            put(&mut state, &format!("c{at:04}"), if at < roomy { "2" } else { "0" }, &json!({}), &json!({}));
-        }
+        put_many(&mut state, "c", roomy + full, "0");
+        put_many(&mut state, "c", roomy, "2");
         closed(&state, Duration::ZERO).len()
     };
     assert_eq!(count(FEWEST - 1, 0), FEWEST, "with the target");
@@ -144,6 +150,56 @@ fn no_node_is_closed_if_more_than_a_twentieth_would_have_to_be() {
     assert_eq!(count(FEWEST, FEWEST * FEWEST), FEWEST + 1);
     assert_eq!(count(MOST - 1, 19 * MOST), MOST);
     assert_eq!(count(MOST, 30 * MOST), 0);
+}
+
+#[test]
+fn where_more_nodes_are_removed_more_are_closed() {
+    let mut state = world();
+    let marked = |mark: &str| json!({"metadata": {"annotations": {(labels::DISRUPTING): mark}}});
+    put_many(&mut state, "c", 2 * FEWEST - 1, "2");
+    assert_eq!(closed(&state, Duration::ZERO).len(), 0, "one node is removed");
+    for at in 1..FEWEST - 1 {
+        put(&mut state, &format!("source{at}"), "2", &marked("Underutilized/"), &json!({}));
+    }
+    put(&mut state, "empty", "2", &marked("Empty/"), &json!({}));
+    put(&mut state, "interrupted", "2", &marked("SpotInterruption/2026-01-01T00:02:00Z"), &json!({}));
+    assert_eq!(closed(&state, Duration::ZERO).len(), 0, "no pods move from two of them");
+    put(&mut state, "source", "2", &marked("Drifted/"), &json!({}));
+    assert_eq!(closed(&state, Duration::ZERO).len(), 2 * FEWEST, "with the target");
+    put_many(&mut state, "d", 1, "2");
+    assert_eq!(closed(&state, Duration::ZERO).len(), 0);
+    let at = json!({"metadata": {"deletionTimestamp": (DELETED - MAX_MOVE).rfc3339(), "finalizers": ["f"],
+        "annotations": {(labels::DISRUPTING): "Drifted/"}}});
+    for at_source in 0..FEWEST {
+        put(&mut state, &format!("long-ago{at_source}"), "2", &at, &json!({}));
+    }
+    assert_eq!(closed(&state, Duration::ZERO).len(), 0, "its pods are no longer waited for");
+    for at in 0..MOST_FOR_SOURCES {
+        put(&mut state, &format!("more{at}"), "2", &marked("Drifted/"), &json!({}));
+    }
+    put_many(&mut state, "c", MOST_FOR_SOURCES - 2, "2");
+    assert_eq!(closed(&state, Duration::ZERO).len(), MOST_FOR_SOURCES);
+    put_many(&mut state, "c", MOST_FOR_SOURCES, "2");
+    assert_eq!(closed(&state, Duration::ZERO).len(), 0);
+}
+
+#[test]
+fn where_too_many_nodes_have_room_those_of_the_pods_with_the_fewest_are_closed() {
+    let mut state = world();
+    let large = json!({"metadata": {"labels": {}}, "spec": {"nodeName": "node-old",
+        "containers": [{"name": "c", "resources": {"requests": {"cpu": "3"}}}]}});
+    pod(&mut state, "large", &large);
+    let owners = json!({"n/a": {"uid": "rs", "at_ms": 0}, "n/large": {"uid": "rs", "at_ms": 0}}).to_string();
+    let plan = json!({(labels::PLANNED_PODS): "[\"n/a\", \"n/large\"]", (labels::PLANNED_OWNERS): owners,
+        (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"});
+    put(&mut state, "target", "4", &json!({"metadata": {"annotations": plan}}), &json!({}));
+    put_many(&mut state, "roomy", FEWEST - 2, "3");
+    put_many(&mut state, "small", 1, "1");
+    assert_eq!(closed(&state, Duration::ZERO).len(), FEWEST, "all");
+    put_many(&mut state, "small", 2, "1");
+    let closed = closed(&state, Duration::ZERO);
+    assert_eq!(closed.len(), FEWEST - 1, "small pods may be bound elsewhere, where a large one has no room");
+    assert!(closed.iter().all(|name| !name.contains("small")));
 }
 
 #[test]
