@@ -158,7 +158,7 @@ fn could_take(
     let limit = limit(state, now);
     let has_room = |facts: &&NodeFacts, class: &PodClass| !facts.is_leaving && class.requests.fits(&facts.free);
     let nodes = || facts.nodes.iter().map(|facts| &**facts);
-    classes.sort_by_cached_key(|class| nodes().filter(|facts| has_room(facts, class)).count());
+    classes.sort_by_cached_key(|class| nodes().filter(|facts| has_room(facts, class)).take(limit + 1).count());
     let (mut out, mut others) = (BTreeSet::new(), 0);
     let mut open: HashMap<&str, Option<OpenNode>> = HashMap::new();
     for class in &classes {
