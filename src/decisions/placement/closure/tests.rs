@@ -179,27 +179,35 @@ fn where_more_nodes_are_removed_more_are_closed() {
     }
     put_many(&mut state, "c", MOST_FOR_SOURCES - 2, "2");
     assert_eq!(closed(&state, Duration::ZERO).len(), MOST_FOR_SOURCES);
-    put_many(&mut state, "c", MOST_FOR_SOURCES, "2");
+    put_many(&mut state, "c", MOST_FOR_SOURCES - 1, "2");
     assert_eq!(closed(&state, Duration::ZERO).len(), 0);
 }
 
 #[test]
 fn where_too_many_nodes_have_room_those_of_the_pods_with_the_fewest_are_closed() {
     let mut state = world();
-    let large = json!({"metadata": {"labels": {}}, "spec": {"nodeName": "node-old",
-        "containers": [{"name": "c", "resources": {"requests": {"cpu": "3"}}}]}});
-    pod(&mut state, "large", &large);
-    let owners = json!({"n/a": {"uid": "rs", "at_ms": 0}, "n/large": {"uid": "rs", "at_ms": 0}}).to_string();
-    let plan = json!({(labels::PLANNED_PODS): "[\"n/a\", \"n/large\"]", (labels::PLANNED_OWNERS): owners,
+    let names = ["a", "large", "memory"];
+    for (name, cpu, memory) in [("large", "3", "1Gi"), ("memory", "100m", "9Gi")] {
+        let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu, "memory": memory}}});
+        pod(&mut state, name, &json!({"spec": {"nodeName": "node-old", "containers": [container]}}));
+    }
+    let keys = names.map(|name| format!("n/{name}"));
+    let owners: serde_json::Map<String, Value> =
+        keys.iter().map(|key| (key.clone(), json!({"uid": "rs", "at_ms": 0}))).collect();
+    let plan = json!({(labels::PLANNED_PODS): json!(keys).to_string(), (labels::PLANNED_OWNERS): json!(owners).to_string(),
         (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"});
-    put(&mut state, "target", "4", &json!({"metadata": {"annotations": plan}}), &json!({}));
-    put_many(&mut state, "roomy", FEWEST - 2, "3");
-    put_many(&mut state, "small", 1, "1");
+    let memory = |size: &str| json!({"status": {"allocatable": {"memory": size}}});
+    put(&mut state, "target", "9", &json!({"metadata": {"annotations": plan}}), &memory("99Gi"));
+    put_many(&mut state, "roomy", FEWEST / 2, "3");
+    let put_memory = |state: &mut ClusterState, count: usize| {
+        (0..count).for_each(|at| put(state, &format!("memory{at}"), "500m", &json!({}), &memory("9Gi")));
+    };
+    put_memory(&mut state, FEWEST / 2 - 1);
     assert_eq!(closed(&state, Duration::ZERO).len(), FEWEST, "all");
-    put_many(&mut state, "small", 2, "1");
+    put_memory(&mut state, FEWEST / 2 + 1);
     let closed = closed(&state, Duration::ZERO);
-    assert_eq!(closed.len(), FEWEST - 1, "small pods may be bound elsewhere, where a large one has no room");
-    assert!(closed.iter().all(|name| !name.contains("small")));
+    assert_eq!(closed.len(), FEWEST / 2 + 1, "with the target");
+    assert!(closed.iter().all(|name| !name.contains("memory")), "more nodes have room for the pod with much memory");
 }
 
 #[test]
