@@ -366,7 +366,9 @@ fn a_waiting_pod_has_the_room_that_a_move_keeps_before_what_one_kept_the_latest_
         (&[], ["", "n/w"], ["n/x", "n/w"]),
     ] {
         let mut state = ClusterState::default();
-        sources.iter().for_each(|source| put_node(&mut state, source, &json!({})));
+        for source in sources {
+            put_node(&mut state, source, &json!({}));
+        }
         put_node(&mut state, "to-1", &of_move(&["a"], UnixMillis(100_000)));
         let mut later = of_move(&["b"], UnixMillis(100_000));
         let owners = later[labels::PLANNED_OWNERS].as_str().map(|owners| owners.replace(":0,", ":5000,"));

@@ -200,7 +200,9 @@ fn where_too_many_nodes_have_room_those_of_the_pods_with_the_fewest_are_closed()
     put(&mut state, "target", "9", &json!({"metadata": {"annotations": plan}}), &memory("99Gi"));
     put_many(&mut state, "roomy", FEWEST / 2, "3");
     let put_memory = |state: &mut ClusterState, count: usize| {
-        (0..count).for_each(|at| put(state, &format!("memory{at}"), "500m", &json!({}), &memory("9Gi")));
+        for at in 0..count {
+            put(state, &format!("memory{at}"), "500m", &json!({}), &memory("9Gi"));
+        }
     };
     put_memory(&mut state, FEWEST / 2 - 1);
     assert_eq!(closed(&state, Duration::ZERO).len(), FEWEST, "all");
