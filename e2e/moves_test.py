@@ -127,7 +127,7 @@ class TestMoves:
 
     def test_4_a_taint_that_nothing_stands_behind_is_removed_after_thirty_seconds(self, service):
         # Nodes may be removed since the test before; not this one.
-        leaving = {claim["status"].get("nodeName") for claim in service.claims(POOL) if kube.being_disrupted(claim)}
+        leaving = {claim.get("status", {}).get("nodeName") for claim in service.claims(POOL) if kube.being_disrupted(claim)}
         node = key(next(node for node in service.mirror.nodes() if not taint_keys(node) and key(node) not in leaving))
         meta = {"annotations": {kube.DO_NOT_DISRUPT: "true"}}
         service.api.patch("Node", node, {"metadata": meta, "spec": {"taints": [{"key": DISRUPTED_TAINT, "effect": "NoSchedule"}]}})

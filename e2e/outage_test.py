@@ -56,7 +56,7 @@ class Proxied(harness.Stowage):
         return True
 
     def age(self, kind):
-        return self.metrics()[f'stowage_watch_age_seconds{{kind="{kind}"}}']
+        return self.by_kind("stowage_watch_age_seconds")[f'{{kind="{kind}"}}']
 
     def by_kind(self, name):
         """A metric's samples, one for each watched kind."""

@@ -168,10 +168,11 @@ fn where_more_nodes_are_removed_more_are_closed() {
     assert_eq!(closed(&state, Duration::ZERO).len(), 2 * FEWEST, "with the target");
     put_many(&mut state, "d", 1, "2");
     assert_eq!(closed(&state, Duration::ZERO).len(), 0);
-    let at = json!({"metadata": {"deletionTimestamp": (DELETED - MAX_MOVE).rfc3339(), "finalizers": ["f"],
-        "annotations": {(labels::DISRUPTING): "Drifted/"}}});
-    for at_source in 0..FEWEST {
-        put(&mut state, &format!("long-ago{at_source}"), "2", &at, &json!({}));
+    let mut long_ago = marked("Drifted/");
+    let deletion = json!({"deletionTimestamp": (DELETED - MAX_MOVE).rfc3339(), "finalizers": ["f"]});
+    json_patch::merge(&mut long_ago, &json!({"metadata": deletion}));
+    for at in 0..FEWEST {
+        put(&mut state, &format!("long-ago{at}"), "2", &long_ago, &json!({}));
     }
     assert_eq!(closed(&state, Duration::ZERO).len(), 0, "its pods are no longer waited for");
     for at in 0..MOST_FOR_SOURCES {
