@@ -13,7 +13,7 @@ import kubelet
 import messages
 import services
 import workloads
-from kube import DISRUPTED_TAINT, NODE_POOL, annotations_of, bound_to, key, taint_keys, terminating
+from kube import CAPACITY_TYPE, DISRUPTED_TAINT, DISRUPTING, INSTANCE_TYPE, NODE_POOL, annotations_of, bound_to, key, taint_keys, terminating
 from services import CLUSTER, CLUSTER_NAME, NO_DRIFT, NODE_CLASS, one_per_node, small_pool
 
 TAINT_SECONDS = 1.0  # from a message in the queue to the taint on the node
@@ -74,14 +74,6 @@ def assert_undisturbed(service, claim):
     assert service.stowage.ready()
 
 
-@pytest.fixture(scope="class", autouse=True)
-def estimated_memory(service):
-    """Four nodes with a pod each; the largest memory that one of them was planned with."""
-    service.plane.apply(*one_per_node("guard", 4, "guard"))
-    service.wait_bound("guard", 4, 90)
-    return max(kubelet.quantity(claim["status"]["capacity"]["memory"]) for claim in service.claims())
-
-
 class TestInterruptions:
     """Stowage is configured to plan nodes with more memory than the kubelets report."""
 
@@ -92,6 +84,13 @@ class TestInterruptions:
         graceful["spec"]["template"]["spec"]["terminationGracePeriod"] = f"{GRACE}s"
         plane = request.getfixturevalue("service_plane")
         return services.ec2(plane, [pool, graceful], settings={"VM_MEMORY_OVERHEAD_PERCENT": "0.05"})
+
+    @pytest.fixture(scope="class", autouse=True)
+    def estimated_memory(self, service):
+        """Four nodes with a pod each; the largest memory that one of them was planned with."""
+        service.plane.apply(*one_per_node("guard", 4, "guard"))
+        service.wait_bound("guard", 4, 90)
+        return max(kubelet.quantity(claim["status"]["capacity"]["memory"]) for claim in service.claims())
 
     def test_1_a_spot_interruption_taints_the_node_within_a_second_and_replaces_it(self, service):
         claim = pick(service)
@@ -250,5 +249,45 @@ class TestInterruptions:
         assert claim_deleted < GRACE + 40
         assert service.plane.events(claim["status"]["nodeName"], "FailedDraining"), "there is no event on what the drain waited for"
         service.wait_bound("graceful", 1, 60)
+        service.assert_nothing_leaked()
+        service.assert_no_errors()
+
+
+class TestCapacityBlock:
+    """A NodePool whose pods fit into a capacity block, or on nodes on demand."""
+
+    @staticmethod
+    def environment(request):
+        kind = workloads.requirement(INSTANCE_TYPE, services.TYPE)
+        pool = workloads.node_pool("block", labels={"team": "block"}, capacity_types=["reserved", "on-demand"], extra=[kind])
+        return services.ec2(request.getfixturevalue("service_plane"), [pool])
+
+    def test_1_its_nodes_are_replaced_before_it_ends(self, service):
+        block = faults.CapacityBlock("cr-1", services.TYPE, aws.ZONES[1], size=2, end=time.time() + 3 * 3600)
+        select = lambda *terms: service.api.patch("EC2NodeClass", "default", {"spec": {"capacityReservationSelectorTerms": terms}})
+        known = lambda: service.api.find("EC2NodeClass", "default")["status"].get("capacityReservations", [])
+        types = lambda: [claim["metadata"]["labels"][CAPACITY_TYPE] for claim in service.claims("block")]
+        marks = lambda: {annotations_of(claim)[DISRUPTING] for claim in service.claims("block") if DISRUPTING in annotations_of(claim)}
+        with service.proxy.fault(block):
+            select({"id": block.id})
+            service.poll(lambda: [one["state"] for one in known()] == ["active"], 60, "the capacity block known", known)
+            service.plane.apply(*one_per_node("block", 2, "block"))
+            service.wait_bound("block", 2, 90)
+            assert (types(), block.instances) == (["reserved"] * 2, {service.instance_of(claim) for claim in service.claims("block")})
+            old = {key(claim): claim["status"]["nodeName"] for claim in service.claims("block")}
+            ran = {name: [key(pod) for pod in service.mirror.pods("block") if bound_to(pod) == node] for name, node in old.items()}
+            block.end = time.time() + 39 * 60
+            # A change of the class makes it read the block again.
+            with service.mirror.sampling(marks) as samples:
+                select({"id": block.id}, {"instanceMatchCriteria": "targeted"})
+                service.wait(lambda: not set(old) & set(service.names("block")), 150, "the nodes in the block gone", known)
+            service.wait_bound("block", 2, 60)
+        leaves = datetime.datetime.fromtimestamp(block.end - 30 * 60, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        assert set().union(*samples) == {f"capacity_block_expiring/{leaves}"}
+        assert types() == ["on-demand"] * 2, "nothing is launched into a block that ends"
+        for name, pods in ran.items():
+            assert pods and service.mirror.record.without_successor(name, pods) == [], "drained before the replacement was ready"
+            assert service.plane.events(name, "CapacityBlockExpiring"), name
+        assert service.stowage.metric("stowage_nodeclaims_disrupted_total", 'reason="capacity_block_expiring"') == 2
         service.assert_nothing_leaked()
         service.assert_no_errors()

@@ -24,6 +24,7 @@ import xml.sax.saxutils
 
 NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 EC2_VERSION = "2016-11-15"
+CAPACITY = "TargetCapacitySpecification"
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "date", "server"}
 CONNECTION_ERRORS = (ConnectionError, http.client.HTTPException, OSError)
 EPSILON = 1e-9
@@ -76,7 +77,7 @@ class Call:
 
     @property
     def count(self):
-        return int(self.form["TargetCapacitySpecification.TotalTargetCapacity"])
+        return int(self.form[f"{CAPACITY}.TotalTargetCapacity"])
 
     @property
     def names_instances(self):
@@ -208,9 +209,8 @@ class Proxy:
             reply = self.ask(call)
             if reply.status == 200:
                 self.tokens[token] = (parameters, reply)
-                ids = [item.text for item in xml.etree.ElementTree.fromstring(reply.body).iterfind(".//{*}instanceIds/{*}item")]
                 with self.lock:
-                    self.launched |= dict.fromkeys(ids, time.time())
+                    self.launched |= dict.fromkeys(launched_ids(reply), time.time())
             return reply
 
     def ask(self, call):
@@ -259,6 +259,11 @@ def fleet(call, reply, failed):
         return Reply(200, body.encode())
     end = b"</CreateFleetResponse>"
     return Reply(reply.status, reply.body.replace(end, errors.encode() + end), reply.headers)
+
+
+def launched_ids(reply):
+    """The instances that a CreateFleet response names."""
+    return [item.text for item in xml.etree.ElementTree.fromstring(reply.body).iterfind(".//{*}instanceIds/{*}item")]
 
 
 def without_items(reply, path, hidden):
@@ -396,7 +401,7 @@ def at_most(limit):
     def fault(call, forward):
         if call.action != "CreateFleet" or call.form.get("DryRun") == "true" or call.count <= limit:
             return None
-        smaller = call.with_form({**call.form, "TargetCapacitySpecification.TotalTargetCapacity": str(limit)})
+        smaller = call.with_form({**call.form, f"{CAPACITY}.TotalTargetCapacity": str(limit)})
         _, kind, zone, subnet, _ = next(call.overrides())
         return fleet(call, forward(smaller), [("InsufficientInstanceCapacity", "There is no more of it.", kind, zone, subnet)])
 
@@ -447,9 +452,8 @@ def restored_security_groups(aws):
             versions = aws.ec2.describe_launch_template_versions(LaunchTemplateName=name, Versions=["$Latest"])
             data = versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
             given = data.get("SecurityGroupIds") or data["NetworkInterfaces"][0]["Groups"]
-            ids = [item.text for item in xml.etree.ElementTree.fromstring(reply.body).iterfind(".//{*}instanceIds/{*}item")]
             with lock:
-                groups.update(dict.fromkeys(ids, given))
+                groups.update(dict.fromkeys(launched_ids(reply), given))
             return reply
         if call.action != "DescribeInstances":
             return None
@@ -470,6 +474,51 @@ def restored_security_groups(aws):
         return written(reply, root)
 
     return fault
+
+
+class CapacityBlock:
+    """A capacity block of `size` instances of one type in a zone, which moto doesn't know. Fleets for capacity blocks launch into it, and its
+    instances are described as such. `end` is a time of `time.time()`."""
+
+    def __init__(self, id, kind, zone, size, end):
+        self.id, self.kind, self.zone, self.size, self.end = id, kind, zone, size, end
+        self.instances, self.lock = set(), threading.Lock()
+
+    def __call__(self, call, forward):
+        match call.action:
+            case "DescribeCapacityReservations":
+                return self.described()
+            case "DescribeInstances":
+                return self.with_reservation(forward(call))
+            case "CreateFleet" if call.form[f"{CAPACITY}.DefaultTargetCapacityType"] == "capacity-block":
+                reply = forward(call.with_form({**call.form, f"{CAPACITY}.DefaultTargetCapacityType": "on-demand"}))
+                with self.lock:
+                    self.instances |= set(launched_ids(reply))
+                return reply
+
+    def described(self):
+        end = datetime.datetime.fromtimestamp(self.end, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+        left = self.size - len(self.instances)
+        members = {"capacityReservationId": self.id, "ownerId": "123456789012", "instanceType": self.kind, "availabilityZone": self.zone, "endDate": end}
+        members |= {"instanceMatchCriteria": "targeted", "reservationType": "capacity-block", "state": "active"}
+        members |= {"totalInstanceCount": self.size, "availableInstanceCount": left}
+        item = "".join(f"<{name}>{value}</{name}>" for name, value in members.items())
+        body = f"<capacityReservationSet><item>{item}</item></capacityReservationSet>"
+        return Reply(200, f'<DescribeCapacityReservationsResponse xmlns="{NAMESPACE}">{body}</DescribeCapacityReservationsResponse>'.encode())
+
+    def with_reservation(self, reply):
+        if reply.status != 200:
+            return reply
+        root = xml.etree.ElementTree.fromstring(reply.body)
+        for instance in root.iterfind("{*}reservationSet/{*}item/{*}instancesSet/{*}item"):
+            if instance.findtext("{*}instanceId") in self.instances:
+                for found in instance.findall("{*}instanceLifecycle") + instance.findall("{*}capacityReservationSpecification"):
+                    instance.remove(found)
+                xml.etree.ElementTree.SubElement(instance, "instanceLifecycle").text = "capacity-block"
+                xml.etree.ElementTree.SubElement(instance, "capacityReservationId").text = self.id
+                specification = xml.etree.ElementTree.SubElement(instance, "capacityReservationSpecification")
+                xml.etree.ElementTree.SubElement(specification, "capacityReservationPreference").text = "capacity-reservations-only"
+        return written(reply, root)
 
 
 def failed_check(id, check, seconds):

@@ -155,7 +155,7 @@ events! {
     AWAITING_VOLUME_DETACHMENT = "AwaitingVolumeDetachment", Normal, Lifecycle, ["NodeClaim", "Node"], Event,
         "The node is drained, and its instance is terminated when the volumes of the note are detached: at the end of the `terminationGracePeriod` at the latest, or after ten minutes without one.";
     CAPACITY_BLOCK_EXPIRING = "CapacityBlockExpiring", Warning, Lifecycle, ["NodeClaim"], No,
-        "The capacity block ends in 40 minutes or less. The NodeClaim is deleted, and its pods are planned again.";
+        "The capacity block ends in 40 minutes or less. The node is replaced and drained before EC2 starts to terminate its instances, 30 minutes before the end.";
     DISRUPTED = "Disrupted", Warning, Lifecycle, ["NodeClaim", "Pod"], Event,
         "The NodeClaim is deleted because it cannot become a node. The note says why; its pods are planned again. About a pod: it is deleted because the time for the drain of its node ends, without regard to PodDisruptionBudgets and `do-not-disrupt`.";
     EXPIRED = "Expired", Normal, Lifecycle, ["NodeClaim"], No,

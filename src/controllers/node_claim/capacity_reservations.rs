@@ -1,17 +1,18 @@
-//! Nodes in capacity reservations: relabeled as on-demand when their reservation has ended, and deleted before their capacity block
+//! Nodes in capacity reservations: relabeled as on-demand when their reservation has ended, and replaced before their capacity block
 //! ends.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::{StreamExt, stream};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found};
-use crate::controllers::deletion::delete_claim_or_log;
-use crate::decisions::disruption::reason::DisruptionReason;
+use crate::controllers::disruption::mark::mark;
+use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::lifecycle::capacity_reservations::{Demotions, demoted, expiring, has_reserved};
 use crate::model::events;
 use crate::model::labels;
@@ -21,6 +22,8 @@ use crate::sync::heartbeat;
 
 /// How often instances are compared with their labels.
 const PERIOD: Duration = Duration::from_mins(1);
+/// Claims that are marked concurrently.
+const CONCURRENCY: usize = 32;
 
 /// The labels of an on-demand node, as a merge patch.
 fn as_on_demand() -> Value {
@@ -36,10 +39,13 @@ pub async fn run(ctx: Arc<Context>) {
         return heartbeat::rest_forever().await;
     }
     loop {
-        let ended = expiring(&ctx.cluster.read());
-        for claim in ended {
-            delete_expiring(&ctx, &claim).await;
-        }
+        let expiring = expiring(&ctx.cluster.read());
+        stream::iter(expiring)
+            .for_each_concurrent(CONCURRENCY, |(claim, new)| {
+                let ctx = Arc::clone(&ctx);
+                async move { mark_expiring(&ctx, &claim, new).await }
+            })
+            .await;
         // Without reserved nodes, the instances are not listed.
         if has_reserved(&ctx.cluster.read()) {
             match ctx.cloud.list().await {
@@ -54,11 +60,14 @@ pub async fn run(ctx: Arc<Context>) {
     }
 }
 
-async fn delete_expiring(ctx: &Context, claim: &NodeClaim) {
-    tracing::info!(claim = claim.name_any(), "deleting node claim in expiring capacity block");
+/// Marks a claim whose node is replaced and drained before its capacity block ends.
+async fn mark_expiring(ctx: &Context, claim: &NodeClaim, new: DisruptionMark) {
+    tracing::info!(claim = claim.name_any(), mark = new.annotation(), "marking node claim in expiring capacity block");
     let note = "the capacity block is about to end; its pods are moved";
     ctx.emit_for_claim(claim, events::CAPACITY_BLOCK_EXPIRING.note(note)).await;
-    delete_claim_or_log(ctx, claim, DisruptionReason::CapacityBlockExpiring).await;
+    if let Err(error) = mark(ctx, claim, new, None).await {
+        tracing::warn!(claim = claim.name_any(), %error, "failed to mark node claim, retrying");
+    }
 }
 
 /// Relabels claims, then Nodes: an unregistered Node is synced from its claim.

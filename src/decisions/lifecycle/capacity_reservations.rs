@@ -1,4 +1,4 @@
-//! Nodes whose capacity reservation has ended, and claims whose capacity block is about to end.
+//! Nodes whose capacity reservation has ended, and nodes whose capacity block is about to end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,6 +7,8 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::api::NodeClaim;
+use crate::decisions::disruption::mark::DisruptionMark;
+use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::instance::Instance;
 use crate::model::labels;
 use crate::model::offering::CapacityType;
@@ -62,16 +64,24 @@ pub fn demoted(state: &ClusterState, instances: &[Instance], now: UnixMillis) ->
     out
 }
 
-/// Claims in capacity blocks that are expiring according to the status of their class.
-pub fn expiring(state: &ClusterState) -> Vec<Arc<NodeClaim>> {
-    let ends = |claim: &&Arc<NodeClaim>| {
-        let id = claim.labels().get(labels::CAPACITY_RESERVATION_ID);
-        let class = state.classes.get(&claim.spec.node_class_ref.name);
-        let mut known = class.iter().filter_map(|class| class.status.as_ref()).flat_map(|s| &s.capacity_reservations);
-        known.any(|known| known.state == "expiring" && Some(&known.id) == id)
+/// How long before the end of a capacity block EC2 starts to terminate its instances.
+const RECLAIMED_BEFORE: Duration = Duration::from_mins(30);
+
+/// Claims in capacity blocks that are expiring according to the status of their class, and that are not marked yet to leave before EC2 starts to
+/// terminate the instances; with that mark.
+pub fn expiring(state: &ClusterState) -> Vec<(Arc<NodeClaim>, DisruptionMark)> {
+    let mark = |claim: &NodeClaim| {
+        let id = claim.labels().get(labels::CAPACITY_RESERVATION_ID)?;
+        let class = state.classes.get(&claim.spec.node_class_ref.name)?;
+        let mut known = class.status.iter().flat_map(|status| &status.capacity_reservations);
+        let block = known.find(|known| known.state == "expiring" && known.id == *id)?;
+        let deadline = UnixMillis::from(block.end_time.as_ref()?) - RECLAIMED_BEFORE;
+        let mark = DisruptionMark { reason: DisruptionReason::CapacityBlockExpiring, deadline: Some(deadline) };
+        mark.replaces(DisruptionMark::of(claim)).then_some(mark)
     };
     let live = state.claims.values().filter(|claim| !claim.is_deleting());
-    live.filter(|claim| is_labeled_reserved(claim.labels())).filter(ends).cloned().collect()
+    let reserved = live.filter(|claim| is_labeled_reserved(claim.labels()));
+    reserved.filter_map(|claim| Some((Arc::clone(claim), mark(claim)?))).collect()
 }
 
 #[cfg(test)]
@@ -130,20 +140,40 @@ mod tests {
     }
 
     #[test]
-    fn c40_claims_of_an_expiring_capacity_block_are_deleted() {
+    fn c40_claims_of_an_expiring_capacity_block_leave_before_ec2_terminates_them() {
         let mut state = ClusterState::default();
+        let marked = |name: &str, mark: &str| {
+            let mut marked = claim(name, name, "reserved", false);
+            marked.annotations_mut().insert(labels::DISRUPTING.to_owned(), mark.to_owned());
+            marked
+        };
         state.apply_claim(claim("reserved", "i-1", "reserved", false));
         state.apply_claim(claim("deleting", "i-2", "reserved", true));
         state.apply_claim(claim("demoted", "i-3", "on-demand", false));
-        let class = |state: &str| {
+        state.apply_claim(marked("drifted", "Drifted/"));
+        state.apply_claim(marked("interrupted", "SpotInterruption/2026-01-01T00:02:00Z"));
+        state.apply_claim(marked("marked", "capacity_block_expiring/2026-01-01T12:00:00Z"));
+        let block = |state: &str, end: &str| {
             let block = json!({"id": "cr-1", "availabilityZone": "z", "instanceMatchCriteria": "targeted", "ownerID": "1",
-                "instanceType": "p5.48xlarge", "reservationType": "capacity-block", "state": state});
+                "instanceType": "p5.48xlarge", "reservationType": "capacity-block", "state": state, "endTime": end});
             Arc::new(objects::node_class("default", &json!({"status": {"capacityReservations": [block]}})))
         };
         assert!(expiring(&state).is_empty(), "the class is unknown");
-        state.classes.insert("default".into(), class("active"));
+        state.classes.insert("default".into(), block("active", "2026-01-01T12:30:00Z"));
         assert!(expiring(&state).is_empty());
-        state.classes.insert("default".into(), class("expiring"));
-        assert_eq!(expiring(&state).iter().map(|claim| claim.name_any()).collect::<Vec<_>>(), ["reserved"]);
+        let mut found = |end: &str| {
+            state.classes.insert("default".into(), block("expiring", end));
+            let found = expiring(&state);
+            found.iter().map(|(claim, mark)| (claim.name_any(), mark.annotation())).collect::<Vec<_>>()
+        };
+        let leaves = |name: &str, at: &str| (name.to_owned(), format!("capacity_block_expiring/{at}"));
+        let noon = "2026-01-01T12:00:00Z";
+        assert_eq!(found("2026-01-01T12:30:00Z"), [leaves("drifted", noon), leaves("reserved", noon)]);
+        let earlier = "2026-01-01T11:00:00Z";
+        assert_eq!(
+            found("2026-01-01T11:30:00Z"),
+            [leaves("drifted", earlier), leaves("marked", earlier), leaves("reserved", earlier)],
+            "the block ends earlier than it did"
+        );
     }
 }

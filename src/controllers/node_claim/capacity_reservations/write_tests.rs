@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{claim, instance, launched, node};
+use crate::test_support::objects::{claim, instance, launched, node, node_class};
 
 fn world() -> World {
     let api = FakeApi::default();
@@ -14,7 +14,12 @@ fn world() -> World {
     let meta = json!({"labels": reserved, "finalizers": finalizers});
     api.put(&claim("c", &json!({"metadata": meta, "status": launched("i-1", &["Launched"])})));
     api.put(&node("x", &json!({"metadata": {"labels": registered}, "spec": {"providerID": "aws:///z/i-1"}})));
+    let other = json!({(labels::CAPACITY_TYPE): "reserved", (labels::CAPACITY_RESERVATION_ID): "cr-2"});
+    let meta = json!({"labels": other, "finalizers": finalizers});
     api.put(&claim("other", &json!({"metadata": meta, "status": launched("i-2", &["Launched"])})));
+    let block = json!({"id": "cr-1", "availabilityZone": "z", "instanceMatchCriteria": "targeted", "ownerID": "1", "instanceType": "m5.large",
+        "reservationType": "capacity-block", "state": "expiring", "endTime": "2026-01-01T12:30:00Z"});
+    api.put(&node_class("default", &json!({"status": {"capacityReservations": [block]}})));
     World::new(api)
 }
 
@@ -54,25 +59,43 @@ async fn a_node_whose_reservation_has_ended_is_relabeled_under_every_failure() {
 }
 
 #[tokio::test]
-async fn a_claim_of_an_ending_capacity_block_is_deleted_under_every_failure() {
+async fn the_node_of_an_ending_capacity_block_is_marked_under_every_failure() {
     let text = transcript(world, async |ctx| {
-        let Some(claim) = ctx.cluster.read().claims.get("c").cloned() else { return "no claim".into() };
-        delete_expiring(&ctx, &claim).await;
+        let found = expiring(&ctx.cluster.read());
+        for (claim, new) in found {
+            mark_expiring(&ctx, &claim, new).await;
+        }
         "done".into()
     })
     .await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: done
-      DELETE nodeclaims/c {"preconditions":{"uid":"uid-c"}}
+      PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":"capacity_block_expiring/TIME"},"resourceVersion":"1"}}
+      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/metadata/resourceVersion","value":"2"},{"op":"add","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]},{"op":"add","path":"/metadata/labels/node.kubernetes.io~1exclude-from-external-load-balancers","value":"karpenter"}]
       event Warning CapacityBlockExpiring on NodeClaim/c: the capacity block is about to end; its pods are moved
-      changes nodeclaims/c (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
-    again: done, 1 write, as undisturbed
-    DELETE nodeclaims/c
-      written by another | 409 | 422 | lost answer: done; again: done, 1 write, as undisturbed
-      404: done; again: no claim, no write, differs: -nodeclaims/c
-      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, 1 write, as undisturbed
-      504: done, sent 7 times; again: done, 1 write, as undisturbed
-      no answer: waits forever; again: done, 1 write, as undisturbed
-      crash before | crash after: stopped; again: done, 1 write, as undisturbed
+      changes nodeclaims/c (metadata.annotations), nodes/x (metadata.labels spec.taints)
+    again: done, no write, as undisturbed
+    PATCH nodeclaims/c
+      written by another: done, sent 2 times; again: done, no write, as undisturbed
+      409: done, sent 8 times; again: done, 2 writes, as undisturbed
+      404: done; again: done, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
+      422: done; again: done, 2 writes, as undisturbed
+      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
+      504: done, sent 7 times; again: done, 2 writes, as undisturbed
+      no answer: waits forever; again: done, 2 writes, as undisturbed
+      lost answer: done; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
+      crash before: stopped; again: done, 2 writes, as undisturbed
+      crash after: stopped; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
+    PATCH nodes/x
+      written by another: done, sent 2 times; again: done, no write, as undisturbed
+      409: done, sent 8 times; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
+      404: done; again: done, no write, differs: -nodes/x
+      422: done; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
+      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
+      504: done, sent 7 times; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
+      no answer: waits forever; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
+      lost answer: done; again: done, no write, as undisturbed
+      crash before: stopped; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
+      crash after: stopped; again: done, no write, as undisturbed
     "#);
 }
