@@ -74,6 +74,15 @@ def assert_undisturbed(service, claim):
     assert service.stowage.ready()
 
 
+@pytest.fixture(scope="class")
+def estimated_memory(service):
+    """Four nodes with a pod each; the largest memory that one of them was planned with."""
+    service.plane.apply(*one_per_node("guard", 4, "guard"))
+    service.wait_bound("guard", 4, 90)
+    return max(kubelet.quantity(claim["status"]["capacity"]["memory"]) for claim in service.claims())
+
+
+@pytest.mark.usefixtures("estimated_memory")
 class TestInterruptions:
     """Stowage is configured to plan nodes with more memory than the kubelets report."""
 
@@ -84,13 +93,6 @@ class TestInterruptions:
         graceful["spec"]["template"]["spec"]["terminationGracePeriod"] = f"{GRACE}s"
         plane = request.getfixturevalue("service_plane")
         return services.ec2(plane, [pool, graceful], settings={"VM_MEMORY_OVERHEAD_PERCENT": "0.05"})
-
-    @pytest.fixture(scope="class", autouse=True)
-    def estimated_memory(self, service):
-        """Four nodes with a pod each; the largest memory that one of them was planned with."""
-        service.plane.apply(*one_per_node("guard", 4, "guard"))
-        service.wait_bound("guard", 4, 90)
-        return max(kubelet.quantity(claim["status"]["capacity"]["memory"]) for claim in service.claims())
 
     def test_1_a_spot_interruption_taints_the_node_within_a_second_and_replaces_it(self, service):
         claim = pick(service)

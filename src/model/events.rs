@@ -271,7 +271,7 @@ events! {
     STATUS_CHECKS_REFUSED = "StatusChecksRefused", Warning, Interruption, ["EC2NodeClass"], No,
         "Instances whose status checks fail are not replaced until the next start. Allow `ec2:DescribeInstanceStatus` in the controller's policy and restart it.";
     TERMINATING_ON_INTERRUPTION = "TerminatingOnInterruption", Warning, Interruption, ["NodeClaim", "Node"], Event,
-        "The NodeClaim was deleted because of one of these interruptions.";
+        "The NodeClaim was deleted because of one of these interruptions, or because its capacity block ends.";
 
     INVALID_CONSOLIDATION_SETTING = "InvalidConsolidationSetting", Warning, NodePools, ["NodePool"], No,
         "An annotation of the NodePool that sets consolidation is invalid, and the default is used. The note says what to write.";

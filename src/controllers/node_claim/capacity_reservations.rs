@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::{StreamExt, stream};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
@@ -22,8 +21,6 @@ use crate::sync::heartbeat;
 
 /// How often instances are compared with their labels.
 const PERIOD: Duration = Duration::from_mins(1);
-/// Claims that are marked concurrently.
-const CONCURRENCY: usize = 32;
 
 /// The labels of an on-demand node, as a merge patch.
 fn as_on_demand() -> Value {
@@ -40,12 +37,10 @@ pub async fn run(ctx: Arc<Context>) {
     }
     loop {
         let expiring = expiring(&ctx.cluster.read());
-        stream::iter(expiring)
-            .for_each_concurrent(CONCURRENCY, |(claim, new)| {
-                let ctx = Arc::clone(&ctx);
-                async move { mark_expiring(&ctx, &claim, new).await }
-            })
-            .await;
+        for (claim, new) in expiring {
+            mark_expiring(&ctx, &claim, new).await;
+            heartbeat::progress();
+        }
         // Without reserved nodes, the instances are not listed.
         if has_reserved(&ctx.cluster.read()) {
             match ctx.cloud.list().await {
