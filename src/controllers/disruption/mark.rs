@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde_json::json;
 
@@ -12,7 +13,7 @@ use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::move_record::MoveRecord;
 use crate::model::labels;
 
-/// Attempts to taint a node that other clients write at the same time, and the wait for the watch between two of them.
+/// Attempts to write the taint of a node that other clients write at the same time, and the wait for the watch between two of them.
 const ATTEMPTS: u32 = 8;
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 
@@ -25,15 +26,7 @@ pub async fn mark(
     of_move: Option<&MoveRecord>,
 ) -> Result<(), kube::Error> {
     annotate(ctx, claim, mark, of_move).await?;
-    let mut changes = ctx.cluster.changes();
-    for _ in 1..ATTEMPTS {
-        match taint_node_of(ctx, claim).await {
-            // Another client wrote the Node; the watch delivers its present version.
-            Err(error) if is_conflict(&error) => drop(tokio::time::timeout(RETRY_DELAY, changes.changed()).await),
-            done => return done,
-        }
-    }
-    taint_node_of(ctx, claim).await
+    write_node(ctx, claim, taint).await
 }
 
 async fn annotate(
@@ -62,23 +55,33 @@ async fn annotate(
     Ok(())
 }
 
-async fn taint_node_of(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {
-    let node = ctx.cluster.read().node_of(claim).cloned();
-    match node {
-        Some(node) => taint(ctx, &node).await,
-        None => Ok(()),
-    }
-}
-
-/// Removes the taint and the mark.
+/// Removes the mark, then the taint: in the other order a pass in between taints the node again. A taint that stays is removed as a stray.
 pub async fn unmark(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {
-    let node = ctx.cluster.read().node_of(claim).cloned();
-    if let Some(node) = node {
-        untaint(ctx, &node).await?;
-    }
     // Conflicts when another mark, such as that of an interruption, was written since the claim was read.
     let version = claim.resource_version();
     let annotations = json!({(labels::DISRUPTING): null, (labels::MOVE): null});
     let patch = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
-    ctx.patch_claim(&claim.name_any(), &patch).await
+    ctx.patch_claim(&claim.name_any(), &patch).await?;
+    write_node(ctx, claim, untaint).await
+}
+
+/// Writes the taint of the claim's Node, and writes it again when another client wrote the Node at the same time.
+async fn write_node(
+    ctx: &Context,
+    claim: &NodeClaim,
+    write: impl AsyncFn(&Context, &Node) -> Result<(), kube::Error>,
+) -> Result<(), kube::Error> {
+    let mut changes = ctx.cluster.changes();
+    for attempt in 1..=ATTEMPTS {
+        let node = ctx.cluster.read().node_of(claim).cloned();
+        let Some(node) = node else { return Ok(()) };
+        match write(ctx, &node).await {
+            // The watch delivers the present version of the Node.
+            Err(error) if is_conflict(&error) && attempt < ATTEMPTS => {
+                drop(tokio::time::timeout(RETRY_DELAY, changes.changed()).await);
+            }
+            done => return done,
+        }
+    }
+    Ok(())
 }

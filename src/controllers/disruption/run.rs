@@ -3,7 +3,6 @@
 //! Every node is marked and tainted first. An empty node is re-validated after a settling period, then deleted or unmarked. A node
 //! with pods is deleted when its pods have room elsewhere ([`crate::controllers::disruption::advance`]).
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,13 +66,10 @@ impl Disruption {
         };
         stream::iter(steps).for_each_concurrent(CONCURRENCY, |(claim, step)| take_step(ctx, claim, step)).await;
         let strays = self.marked.strays(&ctx.cluster.read(), now);
-        for claim in &strays {
-            cancel(ctx, claim, "nothing stands behind its mark or the taint of its node").await;
+        for claim in strays {
+            cancel(ctx, &claim, "nothing stands behind its mark or the taint of its node").await;
         }
-        // After the strays: their mark may remain where only the taint could be removed.
-        let strays: BTreeSet<String> = strays.iter().map(|claim| claim.name_any()).collect();
-        let mut untainted = MarkedNodes::untainted(&ctx.cluster.read());
-        untainted.retain(|claim| !strays.contains(&claim.name_any()));
+        let untainted = MarkedNodes::untainted(&ctx.cluster.read());
         stream::iter(untainted).for_each_concurrent(CONCURRENCY, |claim| retaint(ctx, claim)).await;
         start_empty(ctx, chosen).await;
         let reasons = unreported_reasons(&ctx.cluster.read());

@@ -101,8 +101,8 @@ async fn a_move_is_rolled_back_under_every_failure() {
     insta::assert_snapshot!(transcript(setup, passed).await, @r#"
     undisturbed: passed
       DELETE nodeclaims/new {"preconditions":{"uid":"uid-new"}}
-      PATCH nodes/source [{"op":"test","path":"/metadata/uid","value":"node-source"},{"op":"test","path":"/metadata/resourceVersion","value":"4"},{"op":"add","path":"/spec/taints","value":[]}]
       PATCH nodeclaims/source {"metadata":{"annotations":{"stowage.dev/disrupting":null,"stowage.dev/move":null},"resourceVersion":"6"}}
+      PATCH nodes/source [{"op":"test","path":"/metadata/uid","value":"node-source"},{"op":"test","path":"/metadata/resourceVersion","value":"4"},{"op":"add","path":"/spec/taints","value":[]}]
       event Normal DisruptionCanceled on NodeClaim/source: disruption as Underutilized is taken back: pod n/late fits on no other node
       event Normal DisruptionCanceled on Node/source: disruption as Underutilized is taken back: pod n/late fits on no other node
       changes nodeclaims/source (metadata.annotations), -nodeclaims/new
@@ -116,13 +116,6 @@ async fn a_move_is_rolled_back_under_every_failure() {
       lost answer: passed; again: passed, 2 writes, as undisturbed
       crash before: stopped; again: passed, 3 writes, as undisturbed
       crash after: stopped; again: passed, 2 writes, as undisturbed
-    PATCH nodes/source
-      written by another | 409 | 422 | lost answer: passed; again: passed, 2 writes, as undisturbed
-      404: passed; again: passed, 1 write, differs: nodeclaims/source (metadata.annotations metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), -nodes/source
-      429, Retry-After 2 s, once: passed, sent 2 times in 2 s; again: passed, no write, as undisturbed
-      504: passed, sent 7 times; again: passed, 2 writes, as undisturbed
-      no answer: waits forever; again: passed, 2 writes, as undisturbed
-      crash before | crash after: stopped; again: passed, 2 writes, as undisturbed
     PATCH nodeclaims/source
       written by another | 409 | 422: passed; again: passed, 2 writes, as undisturbed
       404: passed; again: passed, no write, differs: -nodeclaims/source
@@ -132,6 +125,15 @@ async fn a_move_is_rolled_back_under_every_failure() {
       lost answer: passed; again: passed, no write, as undisturbed
       crash before: stopped; again: passed, 2 writes, as undisturbed
       crash after: stopped; again: passed, no write, as undisturbed
+    PATCH nodes/source
+      written by another: passed, sent 2 times; again: passed, no write, as undisturbed
+      409: passed, sent 8 times; again: passed, no write, as undisturbed
+      404: passed; again: passed, no write, differs: -nodes/source
+      422 | lost answer: passed; again: passed, no write, as undisturbed
+      429, Retry-After 2 s, once: passed, sent 2 times in 2 s; again: passed, no write, as undisturbed
+      504: passed, sent 7 times; again: passed, no write, as undisturbed
+      no answer: waits forever; again: passed, no write, as undisturbed
+      crash before | crash after: stopped; again: passed, no write, as undisturbed
     "#);
 }
 
