@@ -31,7 +31,7 @@ import kwok_types
 from kube import INSTANCE_TYPE
 from processes import usage
 
-LIMIT = 3600  # seconds of a spec
+LIMIT = 2400  # seconds of a spec
 MEMORY_PERIOD = 0.5  # seconds between two samples of the memory
 NODES_PERIOD = 5  # seconds between two lists of the nodes
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
