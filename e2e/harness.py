@@ -531,6 +531,11 @@ class Stowage:
                 out.append(entry)
         return out
 
+    def launch_calls(self):
+        """When each NodeClaim was launched, by the log: the time of the call, of the monotonic clock."""
+        begin = time.time() - time.monotonic()
+        return {line["claim"]: line["called_ms"] / 1000 - begin for line in self.lines(messages.LAUNCHED) if "called_ms" in line}
+
     def errors(self):
         """Log lines of level ERROR, but for the last words of a replica that `alive` restarts, and those of a write that a policy of the
         chart denied."""

@@ -14,7 +14,7 @@ OFFERING = ("instance_type", "zone", "capacity_type", "usd_per_hour")
 FIELDS = {
     PLANNED: ("pods", "nodes", "on_existing", "usd_per_hour", "gap", "solve_ms"),
     PLANNED_NODE: OFFERING,
-    LAUNCHED: OFFERING,
+    LAUNCHED: ("claim", "called_ms", *OFFERING),
     CLAIMS_WRITTEN: ("api_us",),
     FLEET_REQUESTED: ("token", "prepared_us"),
     LOG_LEVEL_CHANGED: ("log_level",),

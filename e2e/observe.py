@@ -190,6 +190,7 @@ class Record:
 
     def __init__(self):
         self.pod_keys = {}  # uid -> namespace/name
+        self.created = {}  # uid -> first seen
         self.rejected = {}  # uid -> first seen unschedulable
         self.bound = {}  # uid -> (time, Node, NodeClaim that it was planned on at that time)
         self.left = {}  # uid -> first seen terminating
@@ -200,6 +201,7 @@ class Record:
         self.deleted = {}  # NodeClaim -> first seen terminating or deleted
         self.provider = {}  # NodeClaim -> provider id
         self.node_name = {}  # provider id -> Node
+        self.ready = {}  # Node -> first seen ready
         self.active = {}  # NodeClaim -> (end of its reservations, planned pods), until it is disrupted or terminates
         # (pod, NodeClaim, other NodeClaim): capacity reserved for one pod on two nodes at once. Room for the successor of a pod that runs, on
         # another node than the pod's, is no second reservation.
@@ -213,12 +215,15 @@ class Record:
             self.on_claim(event, item, now)
         elif kind == NODES and "providerID" in item["spec"]:
             self.node_name[item["spec"]["providerID"]] = item["metadata"]["name"]
+            if is_true(item, "Ready"):
+                self.ready.setdefault(item["metadata"]["name"], now)
 
     def on_pod(self, pod, now):
         if owned_by(pod, "DaemonSet"):
             return
         uid, name = pod["metadata"]["uid"], key(pod)
         self.pod_keys[uid] = name
+        self.created.setdefault(uid, now)
         scheduled = condition(pod, "PodScheduled")
         if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
             self.rejected.setdefault(uid, now)
@@ -286,16 +291,25 @@ class Record:
         return out
 
     def detect_to_launch(self, uids=None):
-        """For each pod that was rejected: seconds until the first NodeClaim created for it afterwards was launched, sorted."""
+        """For each pod that was rejected before a NodeClaim was launched for it: seconds until then, sorted."""
+        return self.until_launch(self.rejected, self.launched, uids)
+
+    def until_launch(self, since, launches, uids=None):
+        """For each pod of `since` (time by uid): seconds until the first launch of a NodeClaim that was planned for it, sorted; `launches` has the time
+        of each NodeClaim. Pods that the first launch was before are left out: a later one is for another node."""
         out = []
-        for uid, rejected in self.rejected.items():
+        for uid, begin in since.items():
             if uids is not None and uid not in uids:
                 continue
-            times = [self.launched[claim] for claim in self.plans[self.pod_keys[uid]] if claim in self.launched]
-            later = [at - rejected for at in times if at >= rejected]
-            if later:
-                out.append(min(later))
+            first = min((launches[claim] for claim in self.plans[self.pod_keys[uid]] if claim in launches), default=begin)
+            if first > begin:
+                out.append(first - begin)
         return sorted(out)
+
+    def ready_to_bound(self, uids):
+        """Seconds from the time at which the last node of these pods was ready until the last of them was bound."""
+        bound = [self.bound[uid] for uid in uids]
+        return max(at for at, _, _ in bound) - max(self.ready[node] for _, node, _ in bound)
 
 
 def percentile(values, share):

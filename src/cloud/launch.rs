@@ -11,6 +11,7 @@ use crate::model::events;
 use crate::model::events::DeclaredEvent;
 use crate::model::instance::Instance;
 use crate::model::offering::{CapacityType, Catalog};
+use crate::model::time::UnixMillis;
 
 /// An offering that a launch may use.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -93,6 +94,8 @@ pub struct Launched {
     pub instance: Instance,
     /// Offerings that the same call reported as out of capacity.
     pub unavailable: Vec<Override>,
+    /// When the call that launched the instance was sent; `None` for an instance of an earlier process.
+    pub called_at: Option<UnixMillis>,
 }
 
 /// Checks that a class is Ready, and that Ready is of its current generation.

@@ -45,8 +45,6 @@ pub struct ClusterState {
     pub unbound: BTreeSet<String>,
     /// Keys of pods that left their ReplicaSets for a surge.
     pub surged: BTreeSet<String>,
-    /// When the last new pod was observed.
-    pub last_pod_created: UnixMillis,
     pub schedulers: Schedulers,
     /// When a pod was last bound to or removed from a node, by node. DaemonSet pods do not count.
     pub last_pod_event: HashMap<Arc<str>, UnixMillis>,
@@ -146,15 +144,13 @@ impl ClusterState {
         if matches!(record.scheduling, Scheduling::Unschedulable { .. }) {
             record.first_unschedulable = old.and_then(|old| old.first_unschedulable).or(Some(now));
         }
+        record.is_launched_for = old.is_some_and(|old| old.is_launched_for);
         record.do_not_disrupt = record.protected_until > now;
         record.was_unbound |= old.is_some_and(|old| old.was_unbound);
         let was_gated =
             |old: &&PodRecord| old.scheduling == Scheduling::Gated && record.scheduling != Scheduling::Gated;
         record.first_seen = old.filter(|old| !was_gated(old)).map_or(now, |old| old.first_seen);
         self.schedulers.observe(old, &record, now);
-        if old.is_none() {
-            self.last_pod_created = self.last_pod_created.max(now);
-        }
         let gone = record.terminal || record.deleted_at.is_some();
         let was_gone = old.is_some_and(|old| old.terminal || old.deleted_at.is_some());
         let moved = old.and_then(|old| old.node.clone()) != record.node;

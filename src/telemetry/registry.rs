@@ -164,6 +164,10 @@ metrics! {
         "NodeClaims that the API server, an admission policy or a webhook rejected.";
     DETECT_TO_CLAIM_SECONDS = "detect_to_claim_seconds", Kind::Histogram(RECONCILER_SECONDS), Leader, [],
         "Seconds from observing an unschedulable pod to creating its NodeClaim.";
+    POD_WAIT_SECONDS = "pod_wait_seconds", Kind::Histogram(RECONCILER_SECONDS), Leader, [
+            "part": "`created_to_call` (from its creation, as the leader observed it, to the call that launched its node), `rejected_to_call` (from its first rejection by kube-scheduler to that call; pods that were rejected before it), `rejected_to_launched` (until the NodeClaim is recorded as launched), `ready_to_bound` (from the time at which its new node is ready)",
+        ],
+        "Seconds that a pod waits for its new node, by part of the way; the first launch for the pod counts.";
     NODECLAIMS_CREATED = "nodeclaims_created_total", Kind::Counter, Leader, [
             "reason": "always `provisioned`",
             "nodepool": "name of the NodePool",

@@ -167,7 +167,7 @@ impl Engine {
         }
         let earlier = self.state.tokens.get(&request.client_token).and_then(|id| self.state.instances.get(id));
         if let Some(record) = earlier {
-            return Ok(Launched { instance: record.describe(now), unavailable: Vec::new() });
+            return Ok(Launched { instance: record.describe(now), unavailable: Vec::new(), called_at: None });
         }
         if request.overrides.is_empty() {
             return Err(LaunchError::other("the launch request names no offering"));
@@ -193,7 +193,7 @@ impl Engine {
         if fails.is_some() {
             return Err(LaunchError::other("the connection was lost before the response arrived (scripted)"));
         }
-        Ok(Launched { instance, unavailable })
+        Ok(Launched { instance, unavailable, called_at: Some(now) })
     }
 
     /// The cheapest offering with capacity, and the cheaper ones without capacity.

@@ -22,6 +22,7 @@ use crate::decisions::pod_ref::PodRef;
 use crate::decisions::rate_cap::RateCap;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
+use crate::state::pod_waits::PodWait;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
 /// Holds that ended without their pod, and pods that are withdrawn, that are logged at level info within a minute; further holds are at level debug.
@@ -102,6 +103,10 @@ async fn reconcile(ctx: &Context, nominations: &mut Nominations, logged: &mut Ra
         } else {
             tracing::debug!(claim, pod, result, "hold ended");
         }
+    }
+    for time in actions.bound_after {
+        let part = PodWait::ReadyToBound.metric_label();
+        ctx.metrics.pod_wait_seconds.with_label_values(&[part]).observe(time.as_secs_f64());
     }
     let renewed = json!({"metadata": {"annotations": {(labels::HOLD_UNTIL): (now + HOLD_READY).rfc3339()}}});
     stream::iter(actions.renew)

@@ -333,8 +333,15 @@ async fn record(
         Some(status)
     };
     ctx.update_claim_status(claim, status).await?;
+    let called = launched.called_at;
+    if let Some(called) = called {
+        for (wait, time) in ctx.cluster.update(|state| state.record_launch(&name, called, clock::now())) {
+            ctx.metrics.pod_wait_seconds.with_label_values(&[wait.metric_label()]).observe(time.as_secs_f64());
+        }
+    }
     tracing::info!(
         claim = name,
+        called_ms = called.map(|called| called.0),
         instance = instance.id,
         instance_type = instance.instance_type,
         zone = instance.zone,

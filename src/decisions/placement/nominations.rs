@@ -77,6 +77,8 @@ pub fn to_nominate(
 pub struct NominationActions {
     /// Holds that ended since the last pass.
     pub ended: Vec<EndedHold>,
+    /// For each pod that was bound as planned, to a node that became ready since: the time since then.
+    pub bound_after: Vec<Duration>,
     /// Claims whose holds are renewed.
     pub renew: Vec<String>,
     /// Pods to withdraw from their plans.
@@ -91,6 +93,8 @@ pub struct NominationActions {
 #[derive(Debug)]
 pub struct Nominations {
     holds: Arc<Holds>,
+    /// When the node of each claim with holds became ready: `None` while it is not, no entry if it was ready before it had holds.
+    ready: HashMap<String, Option<UnixMillis>>,
     /// When each pod was last nominated, by UID.
     nominated: HashMap<String, UnixMillis>,
     /// The last claim whose pods were nominated: the next pass begins after it, so that each one has its turn.
@@ -106,6 +110,7 @@ impl Nominations {
     pub fn new(now: UnixMillis) -> Self {
         Self {
             holds: Arc::default(),
+            ready: HashMap::new(),
             nominated: HashMap::new(),
             last: String::new(),
             triggered: now,
@@ -124,13 +129,15 @@ impl Nominations {
     ) -> NominationActions {
         let ended = ended(&self.holds, holds, state);
         self.holds = Arc::clone(holds);
+        let bound_after = self.bound_after(&ended, now);
+        self.observe_ready(state, now);
         for hold in ended.iter().filter(|hold| hold.end == HoldEnd::Planned) {
             self.progress.record(state, &hold.pod, now);
         }
         self.nominated.retain(|_, at| !at.is_older_than(RENOMINATE_PERIOD, now));
         self.progress.expire(now);
         if placement == PlacementMode::Off {
-            return NominationActions { ended, ..NominationActions::default() };
+            return NominationActions { ended, bound_after, ..NominationActions::default() };
         }
         let renew = self.progress.to_renew(state, holds, now);
         let withdraw = self.refusals.choose(state, holds, &self.progress, now);
@@ -145,7 +152,26 @@ impl Nominations {
                 open_nodes(state, holds).find(|(claim, _)| waited_for(claim)).map(|(_, node)| node.name_any());
             trigger = self.nodes_to_update(freed, awaited, now);
         }
-        NominationActions { ended, renew, withdraw, nominate, trigger }
+        NominationActions { ended, bound_after, renew, withdraw, nominate, trigger }
+    }
+
+    /// How long the nodes of the pods that were bound as planned had been ready.
+    fn bound_after(&self, ended: &[EndedHold], now: UnixMillis) -> Vec<Duration> {
+        let bound = ended.iter().filter(|hold| hold.end == HoldEnd::Planned);
+        bound.filter_map(|hold| self.ready.get(&hold.claim)?.map(|ready| now.saturating_since(ready))).collect()
+    }
+
+    fn observe_ready(&mut self, state: &ClusterState, now: UnixMillis) {
+        self.ready.retain(|claim, _| self.holds.by_claim.contains_key(claim));
+        for claim in self.holds.by_claim.keys() {
+            let node = state.claims.get(claim).and_then(|claim| state.node_of(claim));
+            let is_ready = node.is_some_and(|node| node.is_ready());
+            match self.ready.get_mut(claim) {
+                Some(since @ None) if is_ready => *since = Some(now),
+                None if !is_ready => drop(self.ready.insert(claim.clone(), None)),
+                _ => {}
+            }
+        }
     }
 
     /// Pods to nominate in this pass, by node, of the next claims in the order of their names.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::decisions::demand::demand;
-use crate::decisions::provisioning::batch_window::BatchWindow;
+use crate::decisions::provisioning::batch_window::{BatchWindow, QUIET_PERIOD};
 use crate::decisions::provisioning::purchase_backoff::PurchaseBackoff;
 use crate::decisions::provisioning::quarantine::{Cause, Quarantine};
 use crate::decisions::provisioning::supply_watch::SupplyWatch;
@@ -61,6 +61,7 @@ impl PodQueue {
         let unattempted = others
             .filter(|pod| pod.scheduling == Scheduling::Unattempted && !pod.daemon && pod.deleted_at.is_none())
             .filter(|pod| state.schedulers.has(pod) && !pod.first_seen.is_older_than(ATTEMPT_PERIOD, now))
+            .filter(|pod| pod.first_seen.is_older_than(QUIET_PERIOD, now))
             .count();
         for key in demand {
             if !self.failed.contains_key(key) {
@@ -70,7 +71,7 @@ impl PodQueue {
         let waits = |key: &String| self.failed.contains_key(key) || self.quarantined.contains_key(key);
         let batch = || self.first_seen.iter().filter(|(key, _)| !waits(key)).map(|(_, at)| *at);
         let (opened, latest) = (batch().min()?, batch().max()?);
-        Some(BatchWindow { opened, latest, last_created: state.last_pod_created, unattempted })
+        Some(BatchWindow { opened, latest, unattempted })
     }
 
     /// Whether pods wait that a plan left without a node.
@@ -155,13 +156,13 @@ mod tests {
         put(&mut state, "untried", false, 0);
         assert_eq!(window(&mut queue, &state, 0), None, "the scheduler has not tried it");
         put(&mut state, "a", true, 0);
-        assert_eq!(window(&mut queue, &state, 10), Some((10, 10, 1)));
-        put(&mut state, "b", true, 20);
-        assert_eq!(window(&mut queue, &state, 20), Some((10, 20, 1)));
-        state.delete_pod("n/a", UnixMillis(30));
-        state.delete_pod("n/untried", UnixMillis(30));
-        assert_eq!(window(&mut queue, &state, 30), Some((20, 20, 0)));
-        let first_seen = BTreeMap::from([("n/b".to_owned(), UnixMillis(20))]);
+        assert_eq!(window(&mut queue, &state, 99), Some((99, 99, 0)), "it was created a moment ago");
+        put(&mut state, "b", true, 120);
+        assert_eq!(window(&mut queue, &state, 120), Some((99, 120, 1)));
+        state.delete_pod("n/a", UnixMillis(130));
+        state.delete_pod("n/untried", UnixMillis(130));
+        assert_eq!(window(&mut queue, &state, 130), Some((120, 120, 0)));
+        let first_seen = BTreeMap::from([("n/b".to_owned(), UnixMillis(120))]);
         assert_eq!(queue.first_seen(), &first_seen);
     }
 
@@ -175,11 +176,11 @@ mod tests {
             objects::pod(name, &json!({"spec": spec, "status": {"conditions": conditions}}))
         };
         state.apply_pod(&of_nobody("b", "ssd", &json!([])), UnixMillis(0));
-        assert_eq!(window(&mut queue, &state, 0), Some((0, 0, 1)), "an unknown scheduler");
-        assert_eq!(window(&mut queue, &state, 10_000), Some((0, 0, 0)), "not attempted for ten seconds");
+        assert_eq!(window(&mut queue, &state, 100), Some((100, 100, 1)), "an unknown scheduler");
+        assert_eq!(window(&mut queue, &state, 10_000), Some((100, 100, 0)), "not attempted for ten seconds");
         let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
         state.apply_pod(&of_nobody("c", "hdd", &json!([condition])), UnixMillis(0));
-        assert_eq!(window(&mut queue, &state, 1).map(|window| window.2), Some(2), "the scheduler runs");
+        assert_eq!(window(&mut queue, &state, 100).map(|window| window.2), Some(2), "the scheduler runs");
     }
 
     #[test]

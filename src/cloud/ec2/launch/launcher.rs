@@ -90,8 +90,8 @@ impl Launcher {
             self.adopt(launch_group, details, state).await?;
         }
         let (mut template_gone, mut full_reservations, mut reused_tokens) = (false, 0, 0);
-        let mut failed = None;
-        while !assign(batch, &mut state.attempts, &mut pending) {
+        let (mut failed, mut called_at) = (None, None);
+        while !assign(batch, &mut state.attempts, &mut pending, called_at) {
             if let Some(error) = failed {
                 return Err(error);
             }
@@ -101,6 +101,7 @@ impl Launcher {
                 let token = state.attempts.token(&launch_group.id);
                 (prepare(context, request, details, launch_group, pending.len(), token).await?, false)
             };
+            called_at = Some(crate::clock::now());
             match create_fleet(context, request, &prepared).await {
                 FleetOutcome::Responded(response, feedback) => {
                     state.attempts.responded();
@@ -214,10 +215,15 @@ impl Launcher {
     }
 }
 
-/// Assigns unassigned instances to `pending` claims. Returns whether every claim has one.
-fn assign(batch: &LaunchBatch<PreparedFleet>, attempts: &mut Attempts, pending: &mut Vec<String>) -> bool {
+/// Assigns unassigned instances, of a call at this time, to `pending` claims. Returns whether every claim has one.
+fn assign(
+    batch: &LaunchBatch<PreparedFleet>,
+    attempts: &mut Attempts,
+    pending: &mut Vec<String>,
+    called_at: Option<UnixMillis>,
+) -> bool {
     let instances = std::iter::from_fn(|| attempts.assign());
-    let launched = instances.map(|instance| Ok(Launched { instance, unavailable: vec![] }));
+    let launched = instances.map(|instance| Ok(Launched { instance, unavailable: vec![], called_at }));
     let answers: Vec<(String, Answer)> = pending.iter().cloned().zip(launched).collect();
     pending.drain(..answers.len());
     batch.answer(answers);

@@ -21,7 +21,7 @@ fn world(launched: Result<Launched, LaunchError>) -> World {
 
 #[allow(clippy::unnecessary_wraps, reason = "an answer of the fake cloud")]
 fn success() -> Result<Launched, LaunchError> {
-    Ok(Launched { instance: objects::instance("i-1", "uid-c", 0), unavailable: vec![] })
+    Ok(Launched { instance: objects::instance("i-1", "uid-c", 0), unavailable: vec![], called_at: None })
 }
 
 async fn launched(ctx: Arc<Context>) -> String {

@@ -128,6 +128,21 @@ fn a_hold_is_renewed_after_another_pod_of_its_class_was_bound_as_planned() {
 }
 
 #[test]
+fn a_pod_that_is_bound_as_planned_has_waited_since_its_node_became_ready() {
+    let (booting, ready, bound) = (state_with_planned_pod(None), open(None), open(Some("node-c")));
+    let waited = |passes: &[(&ClusterState, i64)]| {
+        let mut nominations = Nominations::new(UnixMillis(0));
+        let mut bound_after =
+            |state: &ClusterState, at| pass(&mut nominations, state, PlacementMode::Nominate, at).bound_after;
+        passes.iter().map(|(state, at)| bound_after(state, *at)).last().unwrap()
+    };
+    let since = [(&booting, 0), (&ready, 100), (&ready, 200), (&bound, 350), (&bound, 400)];
+    assert_eq!(waited(&since[..4]), vec![Duration::from_millis(250)]);
+    assert!(waited(&since[..3]).is_empty() && waited(&since).is_empty(), "once");
+    assert!(waited(&since[2..4]).is_empty(), "since when it is ready was not observed");
+}
+
+#[test]
 fn a_pass_ends_after_a_number_of_nominations_and_the_next_one_goes_on_there() {
     let mut state = ClusterState::default();
     for claim in ["c", "d", "e"] {

@@ -1,0 +1,97 @@
+//! How long pods wait for their nodes.
+
+use std::time::Duration;
+
+use crate::model::time::UnixMillis;
+use crate::state::tables::ClusterState;
+
+/// A part of the time that a pod waits for its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodWait {
+    /// From its creation, as this process observed it, to the launch call of its node.
+    CreatedToCall,
+    /// From its first rejection by kube-scheduler to that call.
+    RejectedToCall,
+    /// From that rejection until its NodeClaim is recorded as launched.
+    RejectedToLaunched,
+    /// From the time at which its node is ready until it is bound to the node.
+    ReadyToBound,
+}
+
+impl PodWait {
+    pub fn metric_label(self) -> &'static str {
+        match self {
+            Self::CreatedToCall => "created_to_call",
+            Self::RejectedToCall => "rejected_to_call",
+            Self::RejectedToLaunched => "rejected_to_launched",
+            Self::ReadyToBound => "ready_to_bound",
+        }
+    }
+}
+
+impl ClusterState {
+    /// Records that the instance of a NodeClaim was launched by a call at `called`, and that the NodeClaim says so at `now`. Returns the waits of the
+    /// pods that it was planned for. Pods that have a node, or for which a launch was recorded before, have none; a pod that was not rejected before
+    /// the call has no wait since its rejection.
+    pub fn record_launch(&mut self, claim: &str, called: UnixMillis, now: UnixMillis) -> Vec<(PodWait, Duration)> {
+        let planned = self.planned.get(claim).map(|plan| plan.pods.clone()).unwrap_or_default();
+        let mut waits = Vec::new();
+        for key in planned {
+            let Some(pod) = self.pods.get_mut(&key).filter(|pod| pod.node.is_none() && !pod.is_launched_for) else {
+                continue;
+            };
+            pod.is_launched_for = true;
+            waits.push((PodWait::CreatedToCall, called.saturating_since(pod.first_seen)));
+            if let Some(rejected) = pod.first_unschedulable.filter(|rejected| *rejected <= called) {
+                waits.push((PodWait::RejectedToCall, called.saturating_since(rejected)));
+                waits.push((PodWait::RejectedToLaunched, now.saturating_since(rejected)));
+            }
+        }
+        waits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::labels;
+    use crate::test_support::objects;
+
+    #[test]
+    fn the_pods_of_a_launch_have_waited_since_their_creation_and_their_rejection() {
+        let mut state = ClusterState::default();
+        let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
+        let rejected = json!({"status": {"conditions": [condition]}});
+        let put = |state: &mut ClusterState, name: &str, patch: &serde_json::Value, at: i64| {
+            state.apply_pod(&objects::pod(name, patch), UnixMillis(at));
+        };
+        for name in ["early", "late", "untried"] {
+            put(&mut state, name, &json!({}), 1_000);
+        }
+        put(&mut state, "early", &rejected, 1_100);
+        put(&mut state, "late", &rejected, 1_600);
+        put(&mut state, "bound", &json!({"spec": {"nodeName": "x"}}), 1_000);
+        let planned = "[\"n/early\",\"n/late\",\"n/untried\",\"n/bound\",\"n/gone\"]";
+        for claim in ["first", "second"] {
+            let meta = json!({"annotations": {(labels::PLANNED_PODS): planned}});
+            state.apply_claim(objects::claim(claim, &json!({"metadata": meta})));
+        }
+        let waits = |state: &mut ClusterState, claim: &str| {
+            let waits = state.record_launch(claim, UnixMillis(1_500), UnixMillis(1_900));
+            waits.into_iter().map(|(wait, time)| (wait.metric_label(), time.as_millis())).collect::<Vec<_>>()
+        };
+        let expected = [
+            ("created_to_call", 500),
+            ("rejected_to_call", 400),
+            ("rejected_to_launched", 800),
+            ("created_to_call", 500),
+            ("created_to_call", 500),
+        ];
+        assert_eq!(waits(&mut state, "first"), expected);
+        put(&mut state, "early", &rejected, 2_000);
+        assert_eq!(waits(&mut state, "second"), [], "counted once, also after a change of the pod");
+        assert_eq!(waits(&mut state, "unknown"), []);
+    }
+}
