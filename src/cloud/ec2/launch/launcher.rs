@@ -141,6 +141,7 @@ impl Launcher {
                 }
                 FleetOutcome::TokenReused => {
                     // A call of an earlier process was received: wait until its instances are described.
+                    called_at = None;
                     release_unused(context, &prepared, &[]);
                     self.adopt(launch_group, details, state).await?;
                     // After the wait, every token that the earlier process used is skipped.

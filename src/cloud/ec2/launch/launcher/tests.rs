@@ -165,7 +165,10 @@ const PREFERENCE: &str = "LaunchTemplateData.CapacityReservationSpecification.Ca
 #[tokio::test]
 async fn a_launch_into_a_reservation_decreases_its_count() {
     let world = world(&[("cr-1", 2)]);
-    let instance = world.launch("uid-1", &BOTH).await.unwrap().instance;
+    let begin = crate::clock::now();
+    let launched = world.launch("uid-1", &BOTH).await.unwrap();
+    assert!(launched.called_at.is_some_and(|at| (begin..=crate::clock::now()).contains(&at)));
+    let instance = launched.instance;
     assert_eq!(instance.capacity_type, CapacityType::Reserved);
     assert_eq!(instance.reservation, Some(ReservedIn { id: "cr-1".into(), kind: ReservationKind::OnDemand }));
     assert_eq!(world.sent("CreateLaunchTemplate", TARGET), [Some("cr-1".to_owned())]);
