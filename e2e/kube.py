@@ -201,6 +201,16 @@ def terminating(item):
     return "deletionTimestamp" in item["metadata"]
 
 
+def epoch(text):
+    """Seconds since the epoch of a time of the API, which has whole seconds."""
+    return datetime.datetime.fromisoformat(text).timestamp()
+
+
+def deleted_at(item):
+    """When the deletion of an object was requested, by the API server's clock, in seconds since the epoch."""
+    return epoch(item["metadata"]["deletionTimestamp"]) - item["metadata"].get("deletionGracePeriodSeconds", 0)
+
+
 def annotations_of(item):
     return item["metadata"].get("annotations", {})
 
@@ -231,5 +241,4 @@ def planned_pods(claim):
 
 def reserved_until(claim):
     """When the reservation for a NodeClaim's planned pods ends, in seconds since the epoch."""
-    text = annotations_of(claim).get(HOLD_UNTIL, "1970-01-01T00:00:00Z")
-    return datetime.datetime.fromisoformat(text).timestamp()
+    return epoch(annotations_of(claim).get(HOLD_UNTIL, "1970-01-01T00:00:00Z"))

@@ -11,7 +11,7 @@ import types
 
 from kubernetes.informer import ADDED, DELETED, MODIFIED, SharedInformer
 
-from kube import CLAIMS, NODES, PODS, being_disrupted, bound_to, condition, is_true, key, owned_by, parsed, planned_pods, reserved_until, terminating
+from kube import CLAIMS, NODES, PODS, being_disrupted, bound_to, condition, deleted_at, epoch, is_true, key, owned_by, parsed, planned_pods, reserved_until, terminating
 from waiting import WaitTimeout, timeout_message
 
 SYNC_TIMEOUT = 30.0  # seconds until every kind has been listed
@@ -194,10 +194,12 @@ class Record:
         self.rejected = {}  # uid -> first seen unschedulable
         self.bound = {}  # uid -> (time, Node, NodeClaim that it was planned on at that time)
         self.left = {}  # uid -> first seen terminating
+        self.evicted = {}  # uid -> requested to terminate: by the API server's clock, which no late watch shifts
         self.runs_on = {}  # namespace/name -> Node of the pod
         self.plans = collections.defaultdict(list)  # namespace/name -> NodeClaims that listed it, in order
         self.launched = {}  # NodeClaim -> first seen launched
         self.initialized = {}  # NodeClaim -> first seen initialized
+        self.initialized_at = {}  # NodeClaim -> time of this condition, by the clock of the service
         self.deleted = {}  # NodeClaim -> first seen terminating or deleted
         self.provider = {}  # NodeClaim -> provider id
         self.node_name = {}  # provider id -> Node
@@ -229,6 +231,7 @@ class Record:
             self.rejected.setdefault(uid, now)
         if terminating(pod):
             self.left.setdefault(uid, now)
+            self.evicted.setdefault(uid, deleted_at(pod))
         if bound_to(pod):
             self.runs_on[name] = bound_to(pod)
         if bound_to(pod) and uid not in self.bound:
@@ -246,6 +249,7 @@ class Record:
             self.launched.setdefault(name, now)
         if is_true(claim, "Initialized"):
             self.initialized.setdefault(name, now)
+            self.initialized_at.setdefault(name, epoch(condition(claim, "Initialized")["lastTransitionTime"]))
         if event == DELETED or terminating(claim):
             self.active.pop(name, None)
             self.deleted.setdefault(name, now)
