@@ -199,7 +199,7 @@ fn evaluate(
 }
 
 /// Whether the plan of a claim counts: its node stays, unless it is empty.
-fn keeps_room(claim: &NodeClaim) -> bool {
+pub fn keeps_room(claim: &NodeClaim) -> bool {
     let is_leaving = |why: &String| !why.starts_with("Empty/");
     !claim.is_deleting() && !claim.annotations().get(labels::DISRUPTING).is_some_and(is_leaving)
 }

@@ -16,7 +16,7 @@ use crate::controllers::context::{Context, ignore_not_found, is_rejection};
 use crate::controllers::node_claim::metrics;
 use crate::controllers::provisioning::claim_template::claim_of;
 use crate::decisions::holds::HOLD_LAUNCH;
-use crate::decisions::provisioning::plan_changes::{claims_with, with_placement, without_pods};
+use crate::decisions::provisioning::plan_changes::{claims_with, reserves_room, with_placement, without_pods};
 use crate::model::time::UnixMillis;
 use crate::planner::output::plan::{ExistingNodePlacement, Plan};
 use crate::state::instance_types::ReadyPool;
@@ -68,14 +68,22 @@ pub struct PlanWriter<'a> {
 impl PlanWriter<'_> {
     /// Writes the plan. `first_seen` is when each pod was first observed to need a node. A write that fails affects its own pods only.
     ///
-    /// New claims are created first: no launch waits for the patches of other claims.
+    /// Room that other claims reserve for these pods is given up first, so that no pod has two reservations, also after a crash; that is rare. Then new
+    /// claims are created: no launch waits for the other patches.
     pub async fn write(&self, first_seen: &BTreeMap<String, UnixMillis>) -> Written {
         let hold_until = clock::now() + HOLD_LAUNCH;
         // Chosen before the creation, which adds plans that name these pods.
         let planned: BTreeSet<&str> = self.plan.pods().map(|pod| &*self.snapshot.problem.pods[pod].key).collect();
-        let stale = claims_with(&self.ctx.cluster.read(), &planned);
+        let (reserving, stale): (Vec<String>, Vec<String>) = {
+            let (state, now) = (self.ctx.cluster.read(), clock::now());
+            claims_with(&state, &planned).into_iter().partition(|claim| reserves_room(&state, claim, &planned, now))
+        };
+        let withdraw_from = async |claims: Vec<String>| {
+            stream::iter(claims).for_each_concurrent(CONCURRENCY, |claim| withdraw(self.ctx, claim, &planned)).await;
+        };
+        withdraw_from(reserving).await;
         let mut written = self.create_claims(hold_until, first_seen).await;
-        stream::iter(stale).for_each_concurrent(CONCURRENCY, |claim| withdraw(self.ctx, claim, &planned)).await;
+        withdraw_from(stale).await;
         let placements = self.plan.placements.iter();
         let placements = placements.filter_map(|placement| {
             let claim = self.snapshot.node_refs[placement.node].claim.as_ref()?;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::ResourceExt;
 
-use crate::decisions::holds::{HOLD_READY, OwnerKey, has_left, owner_key, pods_of};
+use crate::decisions::holds::{HOLD_READY, OwnerKey, has_left, keeps_room, owner_key, pods_of};
 use crate::model::time::UnixMillis;
 use crate::planner::output::plan::ExistingNodePlacement;
 use crate::state::plan_record::{MoveTerms, Owner, PlanRecord};
@@ -15,6 +15,16 @@ use crate::state::tables::ClusterState;
 /// The claims whose plans name one of these pods: their holds expired, their nodes are leaving, or they are not wanted any more.
 pub fn claims_with(state: &ClusterState, pods: &BTreeSet<&str>) -> BTreeSet<String> {
     pods.iter().flat_map(|pod| state.plan_index.claims_of(pod)).cloned().collect()
+}
+
+/// Whether the plan of a claim reserves room for one of these pods now, on another node than the pod's own.
+pub fn reserves_room(state: &ClusterState, claim: &str, pods: &BTreeSet<&str>, now: UnixMillis) -> bool {
+    let (Some(object), Some(plan)) = (state.claims.get(claim), state.planned.get(claim)) else { return false };
+    let node = state.node_of(object).map(|node| node.name_any());
+    let runs_here =
+        |pod: &str| state.pods.get(pod).is_some_and(|pod| pod.node.is_some() && pod.node.as_deref() == node.as_deref());
+    let reserved = |pod: &String| pods.contains(&**pod) && plan.until(pod) > now && !runs_here(pod);
+    keeps_room(object) && plan.pods.iter().any(reserved)
 }
 
 /// The plan of a claim without these pods; `None` when it has none of them.
@@ -155,6 +165,29 @@ mod tests {
             state.apply_pod(&objects::pod("z-successor", &pod), UnixMillis(1));
             let (plan, _) = extended(&state);
             assert_eq!(plan.pods, pods, "the successor is on {node:?}");
+        }
+    }
+
+    #[test]
+    fn a_plan_reserves_room_until_its_holds_end_or_its_node_leaves_but_not_for_pods_that_run_there() {
+        let (late, over) = ("1970-01-01T00:10:00Z", "1970-01-01T00:01:40Z");
+        let leaving = |why: &str| json!({"metadata": {"annotations": {(labels::DISRUPTING): why}}});
+        let deleted = json!({"metadata": {"deletionTimestamp": late, "finalizers": ["f"]}});
+        for (case, pod, registered, until, patch, expected) in [
+            ("it waits", "n/b", true, late, json!({}), true),
+            ("not named", "n/c", true, late, json!({}), false),
+            ("the hold is over", "n/b", true, over, json!({}), false),
+            ("it runs there", "n/a", true, late, json!({}), false),
+            ("it runs elsewhere", "n/a", false, late, json!({}), true),
+            ("interrupted", "n/b", true, late, leaving("SpotInterruption/1970-01-01T00:02:00Z"), false),
+            ("an empty node keeps its room", "n/b", true, late, leaving("Empty/"), true),
+            ("deleted", "n/b", true, late, deleted, false),
+        ] {
+            let mut state = state(&["n/a", "n/b"], &json!({}), until, registered);
+            let mut claim = serde_json::to_value(&*state.claims["c"]).unwrap();
+            json_patch::merge(&mut claim, &patch);
+            state.apply_claim(serde_json::from_value(claim).unwrap());
+            assert_eq!(reserves_room(&state, "c", &[pod].into(), NOW), expected, "{case}");
         }
     }
 
