@@ -97,7 +97,7 @@ class Demo:
         self.plane.apply(*self.objects)
         self.output.print("workload", f"{count} pods applied: " + ", ".join(f"{number} {kind}{'s' * (number > 1)}" for kind, number in kinds.items()))
         self.output.more("zone and host spread, host anti-affinity, zone affinity, arm64 (new and legacy key), GPU, memory-heavy, spot-preferring")
-        record, started = self.mirror.record, []
+        record, planned = self.mirror.record, 0
 
         def state():
             launched, nodes = len(record.launched), sum(is_true(node, "Ready") for node in self.mirror.nodes())
@@ -105,9 +105,11 @@ class Demo:
             return "progress", f"{len(record.rejected)} rejected  {record.claims_created} NodeClaims  {launched} launched  {nodes} nodes ready  {bound} bound"
 
         def done():
-            if not started and record.claims_created:
-                started.append(True)
-                self.output.print("rejected", f"kube-scheduler found no node for {len(record.rejected)} pods")
+            nonlocal planned
+            if not planned and record.claims_created:
+                self.output.print("rejected", f"kube-scheduler found no node for {len(record.rejected)} pods so far")
+            if planned < record.claims_created:
+                planned = record.claims_created
                 self.plans()
             return self.mirror.all_bound(count, SPACE) and self.mirror.settled()
 

@@ -26,6 +26,7 @@ use crate::decisions::lifecycle::instance_checks::InstanceChecks;
 use crate::decisions::lifecycle::registration_health::RegistrationHealth;
 use crate::decisions::placement::closure::{ClosedNodes, any_source};
 use crate::decisions::placement::mode::PlacementMode;
+use crate::decisions::provisioning::batch_window::BatchLimits;
 use crate::decisions::provisioning::purchase_backoff::PurchaseBackoff;
 use crate::decisions::provisioning::quarantine::Quarantine;
 use crate::decisions::provisioning::supply_quarantine::SupplyQuarantine;
@@ -44,10 +45,7 @@ use crate::telemetry::controllers::ControllerMetrics;
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub placement: PlacementMode,
-    /// Idle time after the last new pod before a batch is planned.
-    pub batch_idle: Duration,
-    /// Maximum time that a batch stays open.
-    pub batch_max: Duration,
+    pub batch: BatchLimits,
     /// Maximum number of NodeClaims created in any minute.
     pub max_purchases_per_minute: usize,
     /// Maximum number of nodes disrupted voluntarily, or collected as garbage, in any minute.

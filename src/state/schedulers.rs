@@ -9,7 +9,7 @@ use crate::state::pods::{PodRecord, Scheduling};
 /// Maximum number of schedulers that are remembered, beside the default scheduler.
 const MAX_SCHEDULERS: usize = 100;
 /// A scheduler that is not late attempts a new pod in this time.
-const ATTEMPT_PERIOD: Duration = Duration::from_secs(1);
+const ATTEMPT_PERIOD: Duration = Duration::from_millis(500);
 /// A scheduler that attempted no new pod for this time may have stopped.
 const STOPPED_AFTER: Duration = Duration::from_secs(5);
 
@@ -125,7 +125,7 @@ mod tests {
         state.apply_pod(&pod("other", Some("other"), &json!([])), UnixMillis(101_004));
         assert_eq!(late(&state, 102_500), "", "no scheduler has attempted a pod");
         state.apply_pod(&pod("a", None, &rejected), UnixMillis(101_500));
-        assert_eq!(late(&state, 102_001), "b", "the others are not older than a second");
+        assert_eq!(late(&state, 101_501), "b", "the others are not older than half a second");
         assert_eq!(late(&state, 102_500), "b c d");
         assert_eq!(late(&state, 106_501), "", "it attempted no pod for five seconds");
         let bound = objects::pod("c", &json!({"spec": {"nodeName": "x"}}));

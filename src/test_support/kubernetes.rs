@@ -33,6 +33,7 @@ use crate::cloud::Cloud;
 use crate::controllers::context::{Context, Settings};
 use crate::controllers::retry_policy::retry_policy;
 use crate::decisions::placement::mode::PlacementMode;
+use crate::decisions::provisioning::batch_window::BatchLimits;
 use crate::planner::input::settings::Settings as PlanSettings;
 use crate::state::{Cluster, ClusterState};
 use crate::sync::lock;
@@ -244,8 +245,7 @@ impl FakeApi {
         let plan = PlanSettings::default();
         let settings = Settings {
             placement,
-            batch_idle: Duration::from_millis(100),
-            batch_max: Duration::from_secs(1),
+            batch: BatchLimits { idle: Duration::from_millis(100), max: Duration::from_secs(1) },
             max_purchases_per_minute: 100,
             max_disruptions_per_minute: 100,
             max_evictions_per_second: 50,

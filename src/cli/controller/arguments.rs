@@ -95,12 +95,12 @@ pub struct ControllerArgs {
     #[arg(long, env = "STOWAGE_ADDRESS_FILE")]
     pub address_file: Option<PathBuf>,
 
-    /// Idle time after the last new pod before a batch is planned.
-    #[arg(long, env = "BATCH_IDLE_DURATION", default_value = "1s", value_parser = parse_duration)]
-    pub batch_idle_duration: Duration,
-    /// Maximum time that a batch stays open.
-    #[arg(long, env = "BATCH_MAX_DURATION", default_value = "10s", value_parser = parse_duration)]
-    pub batch_max_duration: Duration,
+    /// Idle time after the last new pod before a batch is planned, while the scheduler is busy [default: 1s].
+    #[arg(long, env = "BATCH_IDLE_DURATION", value_parser = parse_duration)]
+    pub batch_idle_duration: Option<Duration>,
+    /// Maximum time that a batch stays open [default: 1s, or 10s if --batch-idle-duration is set].
+    #[arg(long, env = "BATCH_MAX_DURATION", value_parser = parse_duration)]
+    pub batch_max_duration: Option<Duration>,
     /// Maximum number of NodeClaims created in any minute, against runaway purchases.
     #[arg(long, env = "STOWAGE_MAX_PURCHASES_PER_MINUTE", default_value_t = 1_000)]
     pub max_purchases_per_minute: usize,
@@ -227,8 +227,8 @@ mod tests {
             "2s-3s",
         ])
         .unwrap();
-        assert_eq!(args.batch_idle_duration, Duration::from_millis(250));
-        assert_eq!(args.batch_max_duration, Duration::from_secs(90));
+        assert_eq!(args.batch_idle_duration, Some(Duration::from_millis(250)));
+        assert_eq!(args.batch_max_duration, Some(Duration::from_secs(90)));
         assert_eq!(args.simulated_boot_delay, BootDelay::Between(Duration::from_secs(2), Duration::from_secs(3)));
     }
 }

@@ -28,6 +28,7 @@ use crate::controllers::provisioning::{pod_events, provisioner};
 use crate::controllers::static_pools::scale;
 use crate::controllers::supervise::supervised;
 use crate::controllers::{Context, cloud_sync, emergency_stop, unsupported_kinds};
+use crate::decisions::provisioning::batch_window::BatchLimits;
 use crate::model::pause;
 use crate::server::AppState;
 use crate::state::object_ext::NodeClaimExt;
@@ -62,8 +63,7 @@ pub(crate) fn lead(
     let services = !args.plan.scheduler_config.is_empty();
     let settings = Settings {
         placement: args.placement,
-        batch_idle: args.batch_idle_duration,
-        batch_max: args.batch_max_duration,
+        batch: BatchLimits::new(args.batch_idle_duration, args.batch_max_duration),
         max_purchases_per_minute: args.max_purchases_per_minute,
         max_disruptions_per_minute: args.max_disruptions_per_minute,
         max_evictions_per_second: usize::from(args.max_evictions_per_second),

@@ -59,7 +59,7 @@ pub async fn run(ctx: Arc<Context>) {
         match window {
             Some(_) if ctx.pause().provisioning => run_loop.next().await,
             Some(window) => {
-                let due = closes_at(&window, ctx.settings.batch_idle, ctx.settings.batch_max);
+                let due = closes_at(&window, ctx.settings.batch);
                 if due <= now {
                     provision(&ctx, &mut queue, &mut unschedulable, plan).await;
                 } else {
@@ -81,7 +81,7 @@ struct Unschedulable {
 /// Plans the pods that wait, and writes the plan: first most of them, then those that new nodes did not take, with what was seen on these.
 async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue, unschedulable: &mut Unschedulable, planner: Planner) {
     let pools = ctx.ready_pools();
-    queue.planned_with(&ctx.cluster.read(), &pools);
+    queue.planned_with(&ctx.cluster.read(), &pools, clock::now());
     let mut snapshot = take_snapshot(ctx, &pools);
     report_panicked(ctx, &snapshot);
     let has_suspects = leave_only(ctx, &mut snapshot, Suspects::LeftOut);

@@ -80,9 +80,9 @@ fn pods_in_the_queue_of_a_late_scheduler_are_planned_with_those_that_it_rejected
     for (at, name, cpu) in [(0, "first", "1"), (1, "second", "2"), (2, "third", "3")] {
         apply(&mut state, name, cpu, &json!({}), at);
     }
-    apply(&mut state, "first", "1", &rejected(None), 900);
-    assert_eq!(pending(&state, 1_000), "n/first");
-    assert_eq!(pending(&state, 1_100), "n/first n/second n/third");
+    apply(&mut state, "first", "1", &rejected(None), 400);
+    assert_eq!(pending(&state, 500), "n/first");
+    assert_eq!(pending(&state, 600), "n/first n/second n/third");
     let bound = objects::pod("first", &json!({"spec": {"nodeName": "x"}}));
     state.apply_pod(&bound, UnixMillis(1_200));
     assert_eq!(pending(&state, 1_300), "", "there may be room for them");

@@ -1,4 +1,4 @@
-//! When a batch of pods is planned: soon for a single pod, at the end of the burst for a burst.
+//! When a batch of pods is planned: soon for a single pod, at the end of the burst for a burst, and at a deadline during a long one.
 
 use std::time::Duration;
 
@@ -19,14 +19,37 @@ pub struct BatchWindow {
 /// scheduler that is not busy attempts it sooner.
 pub const QUIET_PERIOD: Duration = Duration::from_millis(100);
 
+/// How long a batch may stay open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchLimits {
+    /// Idle time after the newest pod, while the scheduler is busy.
+    pub idle: Duration,
+    /// In any case.
+    pub max: Duration,
+}
+
+/// A plan of what was rejected until then costs little more than one plan of a whole burst: `benches/arrivals.py`.
+const DEADLINE: Duration = Duration::from_secs(1);
+/// Karpenter's defaults.
+const IDLE: Duration = Duration::from_secs(1);
+const MAX: Duration = Duration::from_secs(10);
+
+impl BatchLimits {
+    /// The settings. Where one is set, the default of the other is Karpenter's.
+    pub fn new(idle: Option<Duration>, max: Option<Duration>) -> Self {
+        let default_max = if idle.is_some() { MAX } else { DEADLINE };
+        Self { idle: idle.unwrap_or(IDLE), max: max.unwrap_or(default_max) }
+    }
+}
+
 /// When the batch closes if no other pod joins.
 ///
 /// Without unattempted pods, no pod is about to join: the batch closes after [`QUIET_PERIOD`]. Pods that are created and bound at once don't count.
-/// Otherwise it closes `idle` after its newest pod. It never stays open longer than `max`.
-pub fn closes_at(window: &BatchWindow, idle: Duration, max: Duration) -> UnixMillis {
-    let wait = if window.unattempted == 0 { QUIET_PERIOD.min(idle) } else { idle };
+/// Otherwise it closes [`BatchLimits::idle`] after its newest pod. It never stays open longer than [`BatchLimits::max`].
+pub fn closes_at(window: &BatchWindow, limits: BatchLimits) -> UnixMillis {
+    let wait = if window.unattempted == 0 { QUIET_PERIOD.min(limits.idle) } else { limits.idle };
     let idle_end = window.latest + wait;
-    idle_end.min(window.opened + max).max(window.opened)
+    idle_end.min(window.opened + limits.max).max(window.opened)
 }
 
 #[cfg(test)]
@@ -37,11 +60,11 @@ mod tests {
         let (opened, latest, unattempted) = window;
         let [opened, latest] = [opened, latest].map(UnixMillis);
         let window = BatchWindow { opened, latest, unattempted };
-        closes_at(&window, Duration::from_millis(idle), Duration::from_millis(max)).0
+        closes_at(&window, BatchLimits { idle: Duration::from_millis(idle), max: Duration::from_millis(max) }).0
     }
 
     #[test]
-    fn a_single_pod_is_planned_soon_and_a_burst_at_its_end() {
+    fn a_single_pod_is_planned_soon_and_a_burst_at_its_end_or_when_its_first_pod_has_waited_long_enough() {
         for (case, window, expected) in [
             ("a single pod", (1_000, 1_000, 0), 1_100),
             ("pods that are still rejected", (1_000, 1_900, 0), 2_000),
@@ -50,11 +73,20 @@ mod tests {
         ] {
             assert_eq!(closes(window, 1_000, 10_000), expected, "{case}");
         }
+        assert_eq!(closes((1_000, 1_590, 40), 1_000, 600), 1_600);
+        assert_eq!(closes((1_000, 1_900, 0), 1_000, 600), 1_600, "it is over");
     }
 
     #[test]
-    fn both_durations_are_settings() {
+    fn both_durations_are_settings_whose_defaults_are_karpenters_where_one_is_set() {
         assert_eq!(closes((0, 0, 3), 20, 10_000), 20);
         assert_eq!(closes((0, 0, 3), 5_000, 300), 300);
+        let five = Some(Duration::from_secs(5));
+        for (idle, max, expected) in
+            [(None, None, [1_000, 1_000]), (five, None, [5_000, 10_000]), (None, five, [1_000, 5_000])]
+        {
+            let limits = BatchLimits::new(idle, max);
+            assert_eq!([limits.idle, limits.max].map(|limit| limit.as_millis()), expected);
+        }
     }
 }

@@ -122,6 +122,53 @@ async fn f12_a_pod_moves_from_one_claims_plan_to_another_under_every_failure() {
     "#);
 }
 
+/// The plan of the claim `old` still reserves room for the pod, which does not fit on its node.
+#[tokio::test]
+async fn a_reservation_is_given_up_before_a_node_is_purchased_for_the_pod_under_every_failure() {
+    let text = transcript(
+        || {
+            let world = world();
+            pending(&world, "a", "1500m");
+            let plan = json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"});
+            let own = json!({(labels::NODE_POOL): "p"});
+            let status = launched("i-1", &["Launched", "Registered", "Initialized"]);
+            world.api.put(&claim("old", &json!({"metadata": {"annotations": plan, "labels": own}, "status": status})));
+            let open = json!({(labels::REGISTERED): "true", (labels::INITIALIZED): "true", (labels::NODE_POOL): "p"});
+            let room = json!({"cpu": "1", "memory": "8Gi", "pods": "29"});
+            world.api.put(&node("x", &json!({"metadata": {"labels": open}, "spec": {"providerID": "aws:///z/i-1"},
+                "status": {"allocatable": room, "capacity": room, "conditions": [{"type": "Ready", "status": "True"}]}})));
+            world
+        },
+        planned,
+    )
+    .await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: 1 pods, held for {"n/a"}
+      PATCH nodeclaims/old {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME","stowage.dev/planned-owners":"{}","stowage.dev/planned-pods":"[]"}}}
+      POST nodeclaims {"apiVersion":"karpenter.sh/v1","kind":"NodeClaim","metadata":{"annotations":{"karpenter.sh/nodepool-hash":"6821555240594823858","karpenter.sh/nodepool-hash-version":"v3","stowage.dev/hold-until":"TIME","stowage.dev/planned-offering":"m5.large/z/on-demand","stowage.dev/planned-owners":"{}","stowage.dev/planned-pods":"[\"n/a\"]"},"finalizers":["karpenter.sh/termination"],"generateName":"p-","labels":{"karpenter.k8s.aws/ec2nodeclass":"default","karpenter.sh/nodepool":"p"},"ownerReferences":[{"apiVersion":"karpenter.sh/v1","blockOwnerDeletion":true,"kind":"NodePool","name":"p","uid":"uid-p"}]},"spec":{"expireAfter":"720h","nodeClassRef":{"group":"karpenter.k8s.aws","kind":"EC2NodeClass","name":"default"},"requirements":[{"key":"node.kubernetes.io/instance-type","operator":"In","values":["m5.large"]},{"key":"topology.kubernetes.io/zone","operator":"In","values":["z"]},{"key":"karpenter.sh/capacity-type","operator":"In","values":["on-demand"]}],"resources":{"requests":{"cpu":"1500m","pods":"1"}}}}
+      changes nodeclaims/old (metadata.annotations), +nodeclaims/p-1
+    again: 0 pods, held for {}, no write, as undisturbed
+    PATCH nodeclaims/old
+      written by another | lost answer: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, as undisturbed
+      409 | 422: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, differs: nodeclaims/old (metadata.annotations)
+      404: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, differs: -nodeclaims/old
+      429, Retry-After 2 s, once: 1 pods, held for {"n/a"}, sent 2 times in 2 s; again: 0 pods, held for {}, no write, as undisturbed
+      504: 1 pods, held for {"n/a"}, sent 7 times; again: 0 pods, held for {}, no write, differs: nodeclaims/old (metadata.annotations)
+      no answer: waits forever; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
+      crash before: stopped; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
+      crash after: stopped; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
+    POST nodeclaims
+      written by another | 404: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, as undisturbed
+      409 | 422: 1 pods, held for {}; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
+      429, Retry-After 2 s, once: 1 pods, held for {"n/a"}, sent 2 times in 2 s; again: 0 pods, held for {}, no write, as undisturbed
+      504: 1 pods, held for {}, sent 7 times; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
+      no answer: waits forever; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
+      lost answer: 1 pods, held for {}; again: 0 pods, held for {}, no write, as undisturbed
+      crash before: stopped; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
+      crash after: stopped; again: 0 pods, held for {}, no write, as undisturbed
+    "#);
+}
+
 #[tokio::test]
 async fn nothing_is_purchased_while_provisioning_is_paused() {
     for (paused, purchased) in [("provisioning", false), ("all", false), ("disruption", true)] {
@@ -130,7 +177,7 @@ async fn nothing_is_purchased_while_provisioning_is_paused() {
         let ctx = world.context();
         ctx.cluster.update(|state| state.pause = Some(Pause::parse(Some(paused))));
         // Longer than the batch window.
-        let _ = tokio::time::timeout(4 * ctx.settings.batch_max, run(Arc::clone(&ctx))).await;
+        let _ = tokio::time::timeout(4 * ctx.settings.batch.max, run(Arc::clone(&ctx))).await;
         assert_eq!(!world.api.lines().is_empty(), purchased, "{paused}");
     }
 }
