@@ -192,7 +192,7 @@ bench: ## Cost, time and memory compared with Karpenter's, as a table and a plot
 	$(PYTHON) benches/bench.py --binary $(CARGO_TARGET_DIR)/release/stowage --out $(CARGO_TARGET_DIR)/bench $(BENCH)
 	cargo bench --locked --quiet --bench incremental | tee $(CARGO_TARGET_DIR)/bench/incremental.md
 	$(PYTHON) benches/worst_cases.py --binary $(CARGO_TARGET_DIR)/release/stowage | tee $(CARGO_TARGET_DIR)/bench/worst_cases.md
-	$(PYTHON) benches/arrivals.py --binary $(CARGO_TARGET_DIR)/release/stowage | tee $(CARGO_TARGET_DIR)/bench/arrivals.md
+	set -o pipefail; for order in "" --by-workload; do $(PYTHON) benches/arrivals.py --binary $(CARGO_TARGET_DIR)/release/stowage $$order || exit 1; done | tee $(CARGO_TARGET_DIR)/bench/arrivals.md
 	$(MAKE) bench-state bench-launches
 
 bench-launches: tools moto ## Calls per 1,000 launches and time from plan to CreateFleet, of the release build against moto

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """What planning a burst as it arrives costs, compared with one plan of the whole burst, on the scenarios of bench.py.
 
-    benches/arrivals.py --binary target/release/stowage [--seconds 6] [--deadline 1] [--only REGEX]
+    benches/arrivals.py --binary target/release/stowage [--seconds 6] [--deadline 1] [--by-workload] [--only REGEX]
 
-The pods arrive in random order, evenly over --seconds. Every --deadline seconds those that have arrived are planned, on the nodes of earlier plans where
+The pods arrive in random order, or one workload after the other, evenly over --seconds. Every --deadline seconds those that have arrived are planned, on the nodes of earlier plans where
 they have room, and all new nodes are purchased. Prints a table in Markdown.
 """
 
@@ -84,6 +84,7 @@ def main():
     parser.add_argument("--binary", type=pathlib.Path, required=True)
     parser.add_argument("--seconds", type=float, default=6.0, help="over which the pods arrive")
     parser.add_argument("--deadline", type=float, default=1.0, help="seconds that the first pod of a batch waits")
+    parser.add_argument("--by-workload", action="store_true", help="one workload after the other, in random order")
     parser.add_argument("--only", default="", help="regular expression that the name of a scenario has to match")
     args = parser.parse_args()
     batches, more = math.ceil(args.seconds / args.deadline), []
@@ -99,9 +100,17 @@ def main():
             scenario = json.loads(path.read_text())
             whole, _, _ = bench.ours(args.binary, path, 1)
             pods = random.Random(seed).sample(scenario["pods"], len(scenario["pods"]))
+            if args.by_workload:
+                first = {}
+                pods.sort(key=lambda pod: first.setdefault(json.dumps(pod["metadata"].get("labels")), len(first)))
             replay, share = Replay(args.binary, scenario, folder), len(pods) / batches
             for batch in range(batches):
                 replay.plan(pods[round(batch * share) : round((batch + 1) * share)])
+            before = None
+            # Pods whose spread counts others may have to wait until those have a node.
+            while replay.waiting and len(replay.waiting) != before:
+                before = len(replay.waiting)
+                replay.plan([])
             left = len(whole["unschedulable"])
             if len(replay.waiting) != left:
                 sys.exit(f"{title}: {len(replay.waiting)} pods are left over, {left} of one plan")

@@ -203,7 +203,7 @@ class TestOffline:
         text = helm("template", "stowage", CHART, "--values", file, *settings({"settings.cloud": "ec2"})).stdout
         assert f"eks.amazonaws.com/role-arn: {KARPENTERS['serviceAccount']['annotations']['eks.amazonaws.com/role-arn']}\n" in text
         for name, value in (
-            *(("BATCH_IDLE_DURATION", "500ms"), ("MIN_VALUES_POLICY", "BestEffort"), ("LOG_LEVEL", "debug"), ("CLUSTER_NAME", "prod"), ("AWS_FEATURE_GATES", "NodeClassCEL=true")),
+            *(("BATCH_IDLE_DURATION", "500ms"), ("BATCH_MAX_DURATION", "10s"), ("MIN_VALUES_POLICY", "BestEffort"), ("LOG_LEVEL", "debug"), ("CLUSTER_NAME", "prod"), ("AWS_FEATURE_GATES", "NodeClassCEL=true")),
             *(("CLUSTER_ENDPOINT", "https://api.example.com"), ("CLUSTER_CA_BUNDLE", "LS0tLS1CRUdJTi=="), ("INTERRUPTION_QUEUE", "prod"), ("RESERVED_ENIS", "1"), ("VM_MEMORY_OVERHEAD_PERCENT", "0.05")),
             *((name, "true") for name in ("ISOLATED_VPC", "EKS_CONTROL_PLANE", "ENABLE_ZONAL_SHIFT", "DISABLE_DRY_RUN")),
             *(("AMI_REFRESH_INTERVAL", "2m"), ("SUBNET_REFRESH_INTERVAL", "3m")),

@@ -66,7 +66,7 @@ pub struct PlanWriter<'a> {
 }
 
 impl PlanWriter<'_> {
-    /// Writes the plan. `first_seen` is when each pod was first observed to need a node. A write that fails affects its own pods only.
+    /// Writes the plan. `first_seen` is since when each pod has needed a node. A write that fails affects its own pods only.
     ///
     /// Room that other claims reserve for these pods is given up first, so that no pod has two reservations, also after a crash; that is rare. Then new
     /// claims are created: no launch waits for the other patches.

@@ -28,7 +28,7 @@ pub struct BatchLimits {
     pub max: Duration,
 }
 
-/// A plan of what was rejected until then costs little more than one plan of a whole burst: `benches/arrivals.py`.
+/// `benches/arrivals.py` measures what a plan of what was rejected until then costs, compared with one plan of a whole burst.
 const DEADLINE: Duration = Duration::from_secs(1);
 /// Karpenter's defaults.
 const IDLE: Duration = Duration::from_secs(1);

@@ -29,6 +29,20 @@ pub(super) fn pending(world: &World, name: &str, cpu: &str) {
     world.api.put(&pod(name, &json!({"spec": {"containers": [container]}, "status": {"conditions": [unschedulable]}})));
 }
 
+/// A NodeClaim of the pool with these annotations, and its initialized node `x` of this size.
+fn initialized(world: &World, name: &str, annotations: &serde_json::Value, cpu: &str) {
+    let meta = json!({"annotations": annotations, "labels": {(labels::NODE_POOL): "p"}});
+    let status = launched("i-2", &["Launched", "Registered", "Initialized"]);
+    world.api.put(&claim(name, &json!({"metadata": meta, "status": status})));
+    let open = json!({(labels::REGISTERED): "true", (labels::INITIALIZED): "true", (labels::NODE_POOL): "p"});
+    let room = json!({"cpu": cpu, "memory": "8Gi", "pods": "29"});
+    world.api.put(&node(
+        "x",
+        &json!({"metadata": {"labels": open}, "spec": {"providerID": "aws:///z/i-2"},
+        "status": {"allocatable": room, "capacity": room, "conditions": [{"type": "Ready", "status": "True"}]}}),
+    ));
+}
+
 /// Plans and writes the plan. Returns the pods that have a hold.
 async fn planned(ctx: Arc<Context>) -> String {
     let pools = ctx.ready_pools();
@@ -83,12 +97,7 @@ async fn f12_a_pod_moves_from_one_claims_plan_to_another_under_every_failure() {
             let old = json!({"metadata": {"annotations": plan, "labels": own, "deletionTimestamp": "2026-01-01T00:00:00Z",
                 "finalizers": [labels::TERMINATION_FINALIZER]}, "status": launched("i-1", &["Launched"])});
             world.api.put(&claim("old", &old));
-            let status = launched("i-2", &["Launched", "Registered", "Initialized"]);
-            world.api.put(&claim("new", &json!({"metadata": {"labels": own}, "status": status})));
-            let open = json!({(labels::REGISTERED): "true", (labels::INITIALIZED): "true", (labels::NODE_POOL): "p"});
-            let room = json!({"cpu": "2", "memory": "8Gi", "pods": "29"});
-            world.api.put(&node("x", &json!({"metadata": {"labels": open}, "spec": {"providerID": "aws:///z/i-2"},
-                "status": {"allocatable": room, "capacity": room, "conditions": [{"type": "Ready", "status": "True"}]}})));
+            initialized(&world, "new", &json!({}), "2");
             world
         },
         planned,
@@ -130,13 +139,7 @@ async fn a_reservation_is_given_up_before_a_node_is_purchased_for_the_pod_under_
             let world = world();
             pending(&world, "a", "1500m");
             let plan = json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"});
-            let own = json!({(labels::NODE_POOL): "p"});
-            let status = launched("i-1", &["Launched", "Registered", "Initialized"]);
-            world.api.put(&claim("old", &json!({"metadata": {"annotations": plan, "labels": own}, "status": status})));
-            let open = json!({(labels::REGISTERED): "true", (labels::INITIALIZED): "true", (labels::NODE_POOL): "p"});
-            let room = json!({"cpu": "1", "memory": "8Gi", "pods": "29"});
-            world.api.put(&node("x", &json!({"metadata": {"labels": open}, "spec": {"providerID": "aws:///z/i-1"},
-                "status": {"allocatable": room, "capacity": room, "conditions": [{"type": "Ready", "status": "True"}]}})));
+            initialized(&world, "old", &plan, "1");
             world
         },
         planned,
