@@ -37,7 +37,7 @@ IMAGE = "registry.example/stowage"  # of the chart's pods, which nothing pulls h
 # The generator of scenarios and the checker of plans are outside of the repository.
 PEERS = pathlib.Path(os.environ.get("STOWAGE_PEERS") or ROOT.parent / "shared" / "peers")
 NO_PEERS = f"the scenario generator and the checker are not at {PEERS}: set STOWAGE_PEERS (CONTRIBUTING.md, set-up)"
-READY_TIMEOUT = 30.0  # seconds until the service is ready
+READY_TIMEOUT = 60.0  # seconds until the service is ready
 STOP_TIMEOUT = 8.0  # seconds between SIGTERM and SIGKILL
 CRD_TIMEOUT = 20.0  # seconds until the API server deleted a CRD, unless its finalizer missed an event
 RESET_TIMEOUT = 60.0  # seconds until the objects of earlier tests are gone

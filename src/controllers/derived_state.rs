@@ -2,16 +2,17 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::decisions::demand::demand;
 use crate::decisions::disruption::node_facts::{Facts, FactsCache};
 use crate::decisions::disruption::simulate::Simulator;
 use crate::decisions::holds::HoldsCache;
 use crate::decisions::placement::closure::{ClosedNodes, Closure};
-use crate::decisions::snapshot::snapshot;
+use crate::decisions::provisioning::certain_rejections::CertainRejections;
 use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
 use crate::state::instance_types::ReadyPool;
 use crate::state::plan_record::Holds;
-use crate::state::snapshot::{Snapshot, SnapshotRequest};
+use crate::state::snapshot::{Demand, Snapshot, SnapshotRequest, take};
 use crate::state::snapshot_cache::SnapshotCache;
 
 /// Caches for the state of one [`Cluster`](crate::state::Cluster). Lock order: the state first.
@@ -21,9 +22,17 @@ pub struct DerivedState {
     snapshots: Mutex<SnapshotCache>,
     facts: Mutex<FactsCache>,
     closure: Mutex<Closure>,
+    certain_rejections: Mutex<CertainRejections>,
+    /// Whether pods that are certain to be rejected are planned before they are.
+    plans_unattempted: bool,
 }
 
 impl DerivedState {
+    /// Empty caches. `plans_unattempted`: pods that kube-scheduler is certain to reject are planned before it attempts them.
+    pub fn new(plans_unattempted: bool) -> Self {
+        Self { plans_unattempted, ..Self::default() }
+    }
+
     /// The live holds at `now`.
     pub fn holds(&self, state: &ClusterState, now: UnixMillis) -> Arc<Holds> {
         intact(&self.holds).resolve(state, now)
@@ -34,10 +43,20 @@ impl DerivedState {
         intact(&self.holds).last()
     }
 
+    /// Pods that need a node at `now`.
+    pub fn demand(&self, state: &ClusterState, now: UnixMillis) -> Demand {
+        let holds = self.holds(state, now);
+        let mut demand = demand(state, &holds, now);
+        if self.plans_unattempted {
+            demand.pending.extend(intact(&self.certain_rejections).evaluate(state, &holds, now));
+        }
+        demand
+    }
+
     /// The planner's problem.
     pub fn snapshot(&self, state: &ClusterState, request: SnapshotRequest<'_>) -> Snapshot {
-        let holds = self.holds(state, request.now);
-        self.with_cache(|cache| snapshot(state, &holds, cache, request))
+        let (holds, demand) = (self.holds(state, request.now), self.demand(state, request.now));
+        self.with_cache(|cache| take(state, &holds, demand, cache, request))
     }
 
     /// What disruption reads of the nodes.
@@ -78,11 +97,26 @@ fn intact<T: Default>(cache: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
+mod snapshot_tests;
+#[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
     use crate::planner::input::settings::Settings;
+    use crate::test_support::objects;
+
+    #[test]
+    fn pods_that_no_scheduler_has_attempted_are_planned_if_that_is_set() {
+        let mut state = ClusterState::default();
+        state.apply_pod(&objects::pod("a", &json!({})), UnixMillis(1));
+        for (derived, pods) in [(DerivedState::new(true), 1), (DerivedState::new(false), 0)] {
+            let settings = Settings::default();
+            let request = SnapshotRequest { pools: &[], settings: &settings, now: UnixMillis(1) };
+            assert_eq!(derived.demand(&state, UnixMillis(1)).pending.len(), pods);
+            assert_eq!(derived.snapshot(&state, request).problem.pods.len(), pods);
+        }
+    }
 
     #[test]
     fn a_panic_during_a_snapshot_loses_no_change() {

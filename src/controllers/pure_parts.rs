@@ -61,7 +61,7 @@ pub struct PureParts {
 impl PureParts {
     pub fn new(now: UnixMillis) -> Self {
         Self {
-            derived: DerivedState::default(),
+            derived: DerivedState::new(true),
             pods: PodQueue::default(),
             quarantine: Quarantine::default(),
             purchase_backoff: PurchaseBackoff::default(),
@@ -80,7 +80,8 @@ impl PureParts {
         match part {
             "provisioning" => {
                 let (quarantine, backoff) = (&mut self.quarantine, &mut self.purchase_backoff);
-                usize::from(self.pods.observe(state, &holds, quarantine, backoff, now).is_some())
+                let demand = self.derived.demand(state, now);
+                usize::from(self.pods.observe(state, &holds, &demand, quarantine, backoff, now).is_some())
             }
             "lifecycle" => self.lifecycle.start_due(state, now).len(),
             "nominations" => {

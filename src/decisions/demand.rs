@@ -39,7 +39,8 @@ pub fn unattempted(state: &ClusterState, holds: &Holds, now: UnixMillis) -> BTre
     newer_than(UNATTEMPTED_PERIOD, state, holds, now).map(|(key, _)| key.clone()).collect()
 }
 
-fn newer_than<'a>(
+/// New pods without a hold that a known scheduler has not attempted, and that are not older than this.
+pub fn newer_than<'a>(
     period: Duration,
     state: &'a ClusterState,
     holds: &Holds,

@@ -11,7 +11,6 @@ pub mod placement;
 pub mod pod_ref;
 pub mod provisioning;
 pub mod rate_cap;
-pub mod snapshot;
 pub mod staleness;
 pub mod static_pools;
 pub mod termination;

@@ -1,5 +1,7 @@
 //! Label, annotation, taint and finalizer keys, and rules about label keys.
 
+use std::collections::BTreeMap;
+
 /// NodePool that owns a NodeClaim or Node.
 pub const NODE_POOL: &str = "karpenter.sh/nodepool";
 /// `spot`, `on-demand` or `reserved`.
@@ -188,6 +190,14 @@ pub fn normalize_key(key: &str) -> &str {
         "beta.kubernetes.io/instance-type" => INSTANCE_TYPE,
         key => key,
     }
+}
+
+/// The value of a label of a node, also under an alias of its key; the host name is the node's name where the label is missing.
+pub fn of_node<'n>(labels: &'n BTreeMap<String, String>, name: &'n str, key: &str) -> Option<&'n str> {
+    let has_alias = [ZONE, REGION, ARCH, OS, INSTANCE_TYPE].contains(&key);
+    let aliased =
+        || labels.iter().filter(|_| has_alias).find(|(have, _)| normalize_key(have) == key).map(|(_, value)| value);
+    labels.get(key).or_else(aliased).map(String::as_str).or_else(|| (key == HOSTNAME).then_some(name))
 }
 
 /// Whether the instance type or offering decides the value of a key, so that a NodePool without a requirement on it leaves it open.

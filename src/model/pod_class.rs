@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
 
+use crate::model::labels;
 use crate::model::requirement::{Requirements, ValueSet};
 use crate::model::resources::Resources;
 
@@ -72,7 +73,9 @@ pub struct NodeTerm {
 impl NodeTerm {
     /// Whether the term accepts a node with these labels and this name.
     pub fn accepts(&self, labels: &BTreeMap<String, String>, name: &str) -> bool {
-        !self.never && self.labels.accept(labels) && self.name.as_ref().is_none_or(|set| set.contains(name))
+        !self.never
+            && self.labels.iter().all(|(key, set)| set.accepts(labels::of_node(labels, name, key)))
+            && self.name.as_ref().is_none_or(|set| set.contains(name))
     }
 
     /// The conjunction of both terms.

@@ -276,11 +276,6 @@ impl Requirements {
     pub fn contradiction(&self) -> Option<&str> {
         self.sets.iter().find(|(_, set)| set.is_empty()).map(|(key, _)| key.as_ref())
     }
-
-    /// Whether a node with these labels satisfies every requirement.
-    pub fn accept(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.sets.iter().all(|(key, set)| set.accepts(labels.get(key.as_ref()).map(String::as_str)))
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::model::time::UnixMillis;
+use crate::state::pods::Scheduling;
 use crate::state::tables::ClusterState;
 
 /// A part of the time that a pod waits for its node.
@@ -30,6 +31,15 @@ impl PodWait {
 }
 
 impl ClusterState {
+    /// Records that these pods were planned.
+    pub fn record_planned<'k>(&mut self, keys: impl IntoIterator<Item = &'k String>) {
+        for key in keys {
+            if let Some(pod) = self.pods.get_mut(key) {
+                pod.is_planned_unattempted |= pod.scheduling == Scheduling::Unattempted;
+            }
+        }
+    }
+
     /// Records that the instance of a NodeClaim was launched by a call at `called`, and that the NodeClaim says so at `now`. Returns the waits of the
     /// pods that it was planned for. Pods that have a node, or for which a launch was recorded before, have none; a pod that was not rejected before
     /// the call has no wait since its rejection.
@@ -58,6 +68,21 @@ mod tests {
     use super::*;
     use crate::model::labels;
     use crate::test_support::objects;
+
+    #[test]
+    fn a_pod_that_was_planned_before_its_first_attempt_is_known_until_it_is_gone() {
+        let mut state = ClusterState::default();
+        let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
+        let rejected = json!({"status": {"conditions": [condition]}});
+        state.apply_pod(&objects::pod("new", &json!({})), UnixMillis(1));
+        state.apply_pod(&objects::pod("rejected", &rejected), UnixMillis(1));
+        let early = |state: &ClusterState| ["n/new", "n/rejected"].map(|key| state.pods[key].is_planned_unattempted);
+        assert_eq!(early(&state), [false, false]);
+        state.record_planned(["n/new", "n/rejected", "n/gone"].map(String::from).iter());
+        state.apply_pod(&objects::pod("new", &rejected), UnixMillis(2));
+        state.record_planned(["n/new".to_owned()].iter());
+        assert_eq!(early(&state), [true, false]);
+    }
 
     #[test]
     fn the_pods_of_a_launch_have_waited_since_their_creation_and_their_rejection() {

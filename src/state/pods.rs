@@ -87,6 +87,8 @@ pub struct PodRecord {
     pub first_seen: UnixMillis,
     /// When this process first observed it as unschedulable.
     pub first_unschedulable: Option<UnixMillis>,
+    /// This process planned it before a scheduler attempted it.
+    pub is_planned_unattempted: bool,
     /// This process launched a node for it.
     pub is_launched_for: bool,
     /// This process observed it without a node: a scheduler bound it. Others are created for a node.
@@ -190,6 +192,7 @@ impl PodRecord {
             last_event: since(if terminal { "Ready" } else { "PodScheduled" }),
             first_seen: UnixMillis::default(),
             first_unschedulable: None,
+            is_planned_unattempted: false,
             is_launched_for: false,
             was_unbound: node.is_none(),
             scheduler: spec

@@ -62,6 +62,11 @@ impl Schedulers {
         self.attempts(pod).is_some()
     }
 
+    /// Whether the default scheduler attempts a pod next, as far as it can be known: it has not attempted it, nor a later one.
+    pub fn is_next(&self, pod: &PodRecord) -> bool {
+        pod.scheduling == Scheduling::Unattempted && pod.scheduler.is_none() && self.default.newest <= pod.first_seen
+    }
+
     /// Whether a pod waits only because its scheduler is late: the scheduler works, and has attempted no pod yet that came after this one. A pod
     /// that later ones overtake waits for something else, such as the other pods of its gang.
     pub fn is_late(&self, pod: &PodRecord, now: UnixMillis) -> bool {

@@ -144,6 +144,7 @@ impl ClusterState {
         if matches!(record.scheduling, Scheduling::Unschedulable { .. }) {
             record.first_unschedulable = old.and_then(|old| old.first_unschedulable).or(Some(now));
         }
+        record.is_planned_unattempted = old.is_some_and(|old| old.is_planned_unattempted);
         record.is_launched_for = old.is_some_and(|old| old.is_launched_for);
         record.do_not_disrupt = record.protected_until > now;
         record.was_unbound |= old.is_some_and(|old| old.was_unbound);

@@ -199,6 +199,10 @@ metrics! {
             "result": "`planned` (bound to the planned node), `elsewhere` (bound to another node), `stray` (the successor of a displaced pod, bound to another node before it had the hold), `released` (pod deleted or hold expired)",
         ],
         "Holds that ended, by result.";
+    PODS_PLANNED_UNATTEMPTED = "pods_planned_unattempted_total", Kind::Counter, Leader, [
+            "result": "`planned` (bound to the planned node), `elsewhere` (bound to another node)",
+        ],
+        "Bound pods that had been planned before kube-scheduler attempted them, by where they were bound.";
     EVICTIONS = "evictions_total", Kind::Counter, Leader, [
             "result": "`ok`, `refused` (by a PodDisruptionBudget), `failed`",
         ],

@@ -101,6 +101,9 @@ pub struct ControllerArgs {
     /// Maximum time that a batch stays open [default: 1s, or 10s if --batch-idle-duration is set].
     #[arg(long, env = "BATCH_MAX_DURATION", value_parser = parse_duration)]
     pub batch_max_duration: Option<Duration>,
+    /// Plan pods that kube-scheduler has not attempted, if no node has room for one of them even if it were alone. Otherwise they wait for its rejection.
+    #[arg(long, env = "STOWAGE_PLAN_UNATTEMPTED", default_value_t = true, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
+    pub plan_unattempted: bool,
     /// Maximum number of NodeClaims created in any minute, against runaway purchases.
     #[arg(long, env = "STOWAGE_MAX_PURCHASES_PER_MINUTE", default_value_t = 1_000)]
     pub max_purchases_per_minute: usize,

@@ -80,7 +80,7 @@ pub(crate) async fn serve(args: &ControllerArgs, logs: LogControl, election: &Ha
     Watches { cluster: &cluster, heartbeats, clock: clock::now }
         .start(&watches, !args.plan.scheduler_config.is_empty());
     watch::start_pause(&watches, &cluster, &config.default_namespace, move |level| logs.apply(level));
-    let derived = Arc::new(DerivedState::default());
+    let derived = Arc::new(DerivedState::new(args.plan_unattempted));
     let debug = Arc::new(DebugSources::new(Arc::clone(&cluster), Arc::clone(&derived)));
     {
         let (debug, replica) = (Arc::clone(&debug), Arc::downgrade(&state));

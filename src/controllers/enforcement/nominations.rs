@@ -95,6 +95,10 @@ async fn reconcile(ctx: &Context, nominations: &mut Nominations, logged: &mut Ra
     for EndedHold { claim, pod, end } in actions.ended {
         let result = end.metric_label();
         ctx.metrics.holds_ended.with_label_values(&[result]).inc();
+        let is_early = ctx.cluster.read().pods.get(&pod).is_some_and(|pod| pod.is_planned_unattempted);
+        if is_early && matches!(end, HoldEnd::Planned | HoldEnd::Elsewhere) {
+            ctx.metrics.pods_planned_unattempted.with_label_values(&[result]).inc();
+        }
         if end == HoldEnd::Planned {
             continue;
         }

@@ -42,9 +42,9 @@ pub async fn run(ctx: Arc<Context>) {
         }
         let window = {
             let state = ctx.cluster.read();
-            let holds = ctx.derived.holds(&state, now);
+            let (holds, demand) = (ctx.derived.holds(&state, now), ctx.derived.demand(&state, now));
             let (mut quarantine, mut backoff) = (lock(&ctx.quarantine), lock(&ctx.purchase_backoff));
-            queue.observe(&state, &holds, &mut quarantine, &mut backoff, now)
+            queue.observe(&state, &holds, &demand, &mut quarantine, &mut backoff, now)
         };
         report_in_vain(&ctx, now);
         let counts = lock(&ctx.supply_quarantine).counts(now);
@@ -145,6 +145,7 @@ async fn provision_snapshot(
         let writer = PlanWriter { ctx, pools, snapshot, plan, of_move: None };
         let mut written = writer.write(queue.first_seen()).await;
         served.append(&mut written.served);
+        ctx.cluster.update(|state| state.record_planned(&served));
         let rejected = Rejected { snapshot, plan, rejections: &written.rejected };
         served.extend(serve_rejected(ctx, planner, pools, rejected, &mut trials_left, queue.first_seen()).await);
     }

@@ -8,7 +8,7 @@ use crate::api::conditions::{CONSOLIDATABLE, INITIALIZED};
 use crate::api::{NodeClaim, duration};
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::model::time::UnixMillis;
-use crate::state::object_ext::NodeClaimExt;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
 
@@ -44,14 +44,16 @@ pub fn outdated(
 }
 
 fn outdated_status(state: &ClusterState, facts: &NodeFacts, now: UnixMillis) -> Option<QuietStatus> {
-    let claim = state.claims.get(&facts.claim).filter(|_| !facts.is_leaving)?;
+    let claim = state.claims.get(&facts.claim).filter(|claim| !claim.is_deleting())?;
     let initialized = claim.true_since(INITIALIZED)?;
     let written = claim.last_pod_event();
     let observed = state.last_pod_event.get(&*facts.node).map(|at| at.whole_seconds());
     let last_pod_event = observed.filter(|at| written.is_none_or(|written| *at > written));
     let is_consolidatable = is_consolidatable(state, facts, now);
     let is_due = match (claim.has_condition(CONSOLIDATABLE), is_consolidatable) {
+        // Its removal may have begun as soon as it was quiet, before this was written.
         (false, true) => true,
+        _ if facts.is_leaving => false,
         // Because of something else than a pod event.
         (true, false) if last_pod_event.is_none() => true,
         _ => last_pod_event.is_some() && written.unwrap_or(initialized).is_older_than(INTERVAL, now),
@@ -77,6 +79,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::model::labels;
     use crate::test_support::objects;
     use crate::test_support::small_cluster::{NOW, SmallCluster};
 
@@ -147,6 +150,30 @@ mod tests {
                 is_due,
                 "{seconds}"
             );
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_marked_at_once_is_consolidatable_until_its_claim_is_deleted() {
+        let deletion = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["f"]}});
+        for (case, event, patch, expected) in [
+            ("marked before it was written", 30, json!({}), Some((None, true))),
+            ("its pods leave", 2, json!({}), None),
+            ("deleted", 30, deletion, None),
+        ] {
+            let mut cluster = SmallCluster::new(&[("p", json!({"spec": {"disruption": {"consolidateAfter": "30s"}}}))]);
+            cluster.add_node("a", "p", "small/on-demand");
+            let mut claim = json!(&*cluster.state.claims["a"]);
+            let written = (NOW - SECOND * 30).rfc3339();
+            json_patch::merge(
+                &mut claim,
+                &json!({"metadata": {"annotations": {(labels::DISRUPTING): "Empty/"}}, "status": {"lastPodEventTime": written}}),
+            );
+            json_patch::merge(&mut claim, &patch);
+            cluster.state.apply_claim(serde_json::from_value(claim).unwrap());
+            cluster.state.last_pod_event.insert("a".into(), NOW - SECOND * event);
+            let found = outdated(&cluster.state, &Holds::default(), &cluster.facts(), "", 9, NOW).pop();
+            assert_eq!(found.map(|status| (status.last_pod_event, status.is_consolidatable)), expected, "{case}");
         }
     }
 

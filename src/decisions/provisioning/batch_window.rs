@@ -11,7 +11,7 @@ pub struct BatchWindow {
     pub opened: UnixMillis,
     /// When the newest pod of the batch was observed.
     pub latest: UnixMillis,
-    /// Number of pods that the scheduler has not attempted for [`QUIET_PERIOD`]: it is busy with a burst.
+    /// Number of pods without a hold that the scheduler has not attempted for [`QUIET_PERIOD`], those of the batch included: it is busy with a burst.
     pub unattempted: usize,
 }
 

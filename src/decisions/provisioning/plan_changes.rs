@@ -97,10 +97,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::decisions::snapshot::snapshot;
+    use crate::decisions::demand::demand;
     use crate::model::labels;
     use crate::planner::input::settings::Settings;
-    use crate::state::snapshot::SnapshotRequest;
+    use crate::state::snapshot::{SnapshotRequest, take};
     use crate::state::snapshot_cache::SnapshotCache;
     use crate::test_support::objects;
 
@@ -127,7 +127,7 @@ mod tests {
         let settings = Settings::default();
         let request = SnapshotRequest { pools: &[], settings: &settings, now: NOW };
         let holds = crate::state::plan_record::Holds::default();
-        let snapshot = snapshot(state, &holds, &mut SnapshotCache::default(), request);
+        let snapshot = take(state, &holds, demand(state, &holds, NOW), &mut SnapshotCache::default(), request);
         assert_eq!(&*snapshot.problem.pods[0].key, "n/b");
         let placement = ExistingNodePlacement { node: 0, pods: vec![0] };
         with_placement(state, &snapshot, "c", &placement, UnixMillis(400_000), None, NOW).unwrap()

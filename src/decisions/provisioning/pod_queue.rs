@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::decisions::demand::demand;
 use crate::decisions::provisioning::batch_window::{BatchWindow, QUIET_PERIOD};
 use crate::decisions::provisioning::purchase_backoff::PurchaseBackoff;
 use crate::decisions::provisioning::quarantine::{Cause, Quarantine};
@@ -14,6 +13,7 @@ use crate::model::time::UnixMillis;
 use crate::state::instance_types::ReadyPool;
 use crate::state::plan_record::Holds;
 use crate::state::pods::Scheduling;
+use crate::state::snapshot::Demand;
 use crate::state::tables::ClusterState;
 
 /// A pod that a plan left without a node is planned again after this time, whatever happens.
@@ -44,24 +44,25 @@ pub struct PodQueue {
 }
 
 impl PodQueue {
-    /// Updates the queue with the present demand. Returns the batch of pods to plan; `None` when there are none.
+    /// Updates the queue with the demand at `now`. Returns the batch of pods to plan; `None` when there are none.
     pub fn observe(
         &mut self,
         state: &ClusterState,
         holds: &Holds,
+        demand: &Demand,
         quarantine: &mut Quarantine,
         backoff: &mut PurchaseBackoff,
         now: UnixMillis,
     ) -> Option<BatchWindow> {
-        let demand = demand(state, holds, now);
         let demand: BTreeSet<&String> = demand.pending.iter().chain(&demand.displaced).collect();
         self.failed.retain(|key, at| demand.contains(key) && !at.is_older_than(RETRY_AFTER, now));
         backoff.observe(state, holds, &demand, |key| self.failed.contains_key(key), now);
         self.quarantined = quarantined(state, &demand, quarantine, now);
         self.quarantined.extend(backoff.left_out().iter().map(|key| (key.clone(), Cause::PurchasedInVain)));
         self.first_seen.retain(|key, _| demand.contains(key));
-        let others = state.unbound.iter().filter(|key| !demand.contains(key)).filter_map(|key| state.pods.get(key));
-        let unattempted = others
+        let waiting =
+            state.unbound.iter().filter(|key| !holds.by_pod.contains_key(*key)).filter_map(|key| state.pods.get(key));
+        let unattempted = waiting
             .filter(|pod| pod.scheduling == Scheduling::Unattempted && !pod.daemon && pod.deleted_at.is_none())
             .filter(|pod| state.schedulers.has(pod) && !pod.first_seen.is_older_than(ATTEMPT_PERIOD, now))
             .filter(|pod| pod.first_seen.is_older_than(QUIET_PERIOD, now))

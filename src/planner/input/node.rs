@@ -47,23 +47,14 @@ pub enum Tenure {
 }
 
 impl NodeState {
-    /// The value of a label; the host name is the node's name where the label is missing.
+    /// The value of a label: see [`labels::of_node`].
     pub(crate) fn label(&self, key: &str) -> Option<&str> {
-        self.labels
-            .get(key)
-            .or_else(|| self.labels.iter().find(|(have, _)| labels::normalize_key(have) == key).map(|(_, value)| value))
-            .map(String::as_str)
-            .or_else(|| (key == labels::HOSTNAME).then_some(&*self.name))
+        labels::of_node(&self.labels, &self.name, key)
     }
 
     /// Whether the node satisfies one of `terms`, or there are none.
     pub(crate) fn satisfies(&self, terms: &[NodeTerm]) -> bool {
-        let satisfies = |term: &NodeTerm| {
-            !term.never
-                && term.labels.iter().all(|(key, set)| set.accepts(self.label(key)))
-                && term.name.as_ref().is_none_or(|set| set.contains(&self.name))
-        };
-        terms.is_empty() || terms.iter().any(satisfies)
+        terms.is_empty() || terms.iter().any(|term| term.accepts(&self.labels, &self.name))
     }
 
     /// Whether a class's required node terms, volumes and tolerations admit the node.

@@ -39,7 +39,14 @@ fn open_world() -> World {
 fn left_out(ctx: &Context, queue: &mut PodQueue) -> [usize; 3] {
     let (state, now) = (ctx.cluster.read(), clock::now());
     let (mut quarantine, mut backoff) = (lock(&ctx.quarantine), lock(&ctx.purchase_backoff));
-    queue.observe(&state, &ctx.derived.holds(&state, now), &mut quarantine, &mut backoff, now);
+    queue.observe(
+        &state,
+        &ctx.derived.holds(&state, now),
+        &ctx.derived.demand(&state, now),
+        &mut quarantine,
+        &mut backoff,
+        now,
+    );
     Cause::ALL.map(|cause| queue.quarantined(cause))
 }
 

@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::decisions::demand::demand;
 use crate::test_support::objects;
 
 fn put(state: &mut ClusterState, name: &str, rejected: bool, now: i64) {
@@ -13,7 +14,8 @@ fn put(state: &mut ClusterState, name: &str, rejected: bool, now: i64) {
 
 fn window(queue: &mut PodQueue, state: &ClusterState, now: i64) -> Option<(i64, i64, usize)> {
     let (quarantine, backoff) = (&mut Quarantine::default(), &mut PurchaseBackoff::default());
-    let window = queue.observe(state, &Holds::default(), quarantine, backoff, UnixMillis(now))?;
+    let (holds, now) = (Holds::default(), UnixMillis(now));
+    let window = queue.observe(state, &holds, &demand(state, &holds, now), quarantine, backoff, now)?;
     Some((window.opened.0, window.latest.0, window.unattempted))
 }
 
@@ -41,7 +43,8 @@ fn a_batch_begins_with_the_rejection_of_its_first_pod_also_while_another_plan_is
     let held = Holds { by_pod: [("n/a".to_owned(), "c".to_owned())].into(), ..Holds::default() };
     let (quarantine, backoff) = (&mut Quarantine::default(), &mut PurchaseBackoff::default());
     put(&mut state, "b", true, 300);
-    let window_at_500 = queue.observe(&state, &held, quarantine, backoff, UnixMillis(500)).unwrap();
+    let now = UnixMillis(500);
+    let window_at_500 = queue.observe(&state, &held, &demand(&state, &held, now), quarantine, backoff, now).unwrap();
     assert_eq!(
         (window_at_500.opened.0, window_at_500.latest.0),
         (300, 300),
@@ -59,10 +62,10 @@ fn a_pod_that_its_scheduler_has_not_attempted_waits_from_its_creation_or_the_las
     state.delete_pod("n/a", UnixMillis(200));
     assert_eq!(window(&mut queue, &state, 600), None, "no pod of its class is rejected");
     put(&mut state, "c", true, 700);
-    assert_eq!(window(&mut queue, &state, 700), Some((200, 700, 0)));
+    assert_eq!(window(&mut queue, &state, 700), Some((200, 700, 1)));
     let mut queue = PodQueue::default();
     queue.planned_with(&state, &[], UnixMillis(500));
-    assert_eq!(window(&mut queue, &state, 700), Some((500, 700, 0)), "it was no demand when others were planned");
+    assert_eq!(window(&mut queue, &state, 700), Some((500, 700, 1)), "it was no demand when others were planned");
 }
 
 #[test]
@@ -87,7 +90,8 @@ fn a_quarantined_pod_opens_no_batch_until_its_time_is_over() {
     let (mut queue, mut state, holds) = (PodQueue::default(), ClusterState::default(), Holds::default());
     let mut quarantine = Quarantine::default();
     let mut observe = |state: &ClusterState, quarantine: &mut Quarantine, now| {
-        let window = queue.observe(state, &holds, quarantine, &mut PurchaseBackoff::default(), now);
+        let window =
+            queue.observe(state, &holds, &demand(state, &holds, now), quarantine, &mut PurchaseBackoff::default(), now);
         (window.is_some(), Cause::ALL.map(|cause| queue.quarantined(cause)))
     };
     put(&mut state, "a", true, 0);

@@ -1,4 +1,4 @@
-//! Tests of [`super`]: incremental snapshots equal fresh ones, and leaving nodes become demand.
+//! Incremental snapshots equal fresh ones, and leaving nodes become demand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -105,7 +105,8 @@ fn pools(catalog: &Arc<Catalog>) -> Vec<ReadyPool> {
 fn take_now(state: &ClusterState, cache: &mut SnapshotCache, catalog: &Arc<Catalog>) -> Snapshot {
     let (pools, settings, now) = (pools(catalog), Settings::default(), UnixMillis(1_000));
     let request = SnapshotRequest { pools: &pools, settings: &settings, now };
-    snapshot(state, &resolve(state, now), cache, request)
+    let holds = resolve(state, now);
+    take(state, &holds, demand(state, &holds, now), cache, request)
 }
 
 fn rendered(snapshot: &Snapshot) -> String {
