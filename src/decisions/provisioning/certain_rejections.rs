@@ -19,7 +19,7 @@ use crate::state::plan_record::Holds;
 use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
 
-/// A new pod that the scheduler has not attempted for this time waits for something else, or no scheduler runs.
+/// A pod that the scheduler has not attempted for this time, since its creation, waits for something else, or no scheduler runs.
 const MAX_AGE: Duration = Duration::from_secs(10);
 /// Maximum number of classes that are remembered from one evaluation to the next.
 const MAX_CLASSES: usize = 1_000;
@@ -107,7 +107,9 @@ impl CertainRejections {
         let is_plannable = |pod: &PodRecord| {
             let Ok(entry) = &pod.entry else { return false };
             let has_volumes = || entry.claims.iter().all(|claim| state.volumes.claims.contains_key(&**claim));
-            !entry.class.claims_devices && has_volumes()
+            // After a start, a pod is new to this process that may have waited for long.
+            let is_new = !entry.created_at.is_older_than(MAX_AGE, now);
+            is_new && !entry.class.claims_devices && has_volumes()
         };
         let new = newer_than(MAX_AGE, state, holds, now);
         let pods: Vec<_> = new.filter(|(_, pod)| state.schedulers.is_next(pod) && is_plannable(pod)).collect();

@@ -7,10 +7,11 @@ use crate::test_support::objects;
 
 const NOW: UnixMillis = UnixMillis(100_000);
 
-/// A pod of this CPU and priority.
+/// A pod of this CPU and priority that was just created.
 fn pod(name: &str, cpu: &str, priority: i32, patch: &Value) -> k8s_openapi::api::core::v1::Pod {
     let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
-    let mut pod = json!({"spec": {"containers": [container], "priority": priority}});
+    let meta = json!({"creationTimestamp": NOW.rfc3339()});
+    let mut pod = json!({"metadata": meta, "spec": {"containers": [container], "priority": priority}});
     json_patch::merge(&mut pod, patch);
     objects::pod(name, &pod)
 }
@@ -80,6 +81,12 @@ fn only_new_pods_that_the_default_scheduler_attempts_next_are_rejected_for_certa
     for (case, patch, age, expected) in [
         ("new", json!({}), 9_999, true),
         ("older", json!({}), 10_000, false),
+        (
+            "created long before it was observed",
+            json!({"metadata": {"creationTimestamp": "1970-01-01T00:01:30Z"}}),
+            0,
+            false,
+        ),
         ("rejected", rejected.clone(), 0, false),
         ("gated", json!({"spec": {"schedulingGates": [{"name": "g"}]}}), 0, false),
         ("of another scheduler", json!({"spec": {"schedulerName": "other"}}), 0, false),
@@ -135,6 +142,25 @@ fn the_work_is_bounded_and_continues_where_the_last_evaluation_found_room() {
     assert_eq!(rejected(&state, 10), (false, 9), "one node changed");
     state.delete_node("b");
     assert_eq!(rejected(&state, 10), (true, 8), "its node is gone");
+}
+
+#[test]
+fn a_class_with_many_expressions_is_more_work() {
+    let mut state = ClusterState::default();
+    for name in ["a", "b"] {
+        state.apply_node(node(name, &json!({})));
+    }
+    let expression = |key: &str| json!({"key": key, "operator": "Exists"});
+    let terms =
+        json!([{"matchExpressions": [expression("k"), expression("l")]}, {"matchExpressions": [expression("m")]}]);
+    let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
+    state.apply_pod(&pod("new", "1", 0, &json!({"spec": {"affinity": {"nodeAffinity": required}}})), NOW);
+    let class = Arc::clone(&state.pods["n/new"].entry.as_ref().unwrap().class);
+    for (left, expected) in [(7, (false, 7)), (8, (true, 0))] {
+        let (mut known, mut left) = (CertainRejections::default(), left);
+        known.follow(&state);
+        assert_eq!((known.is_rejected(&state, &class, &mut left), left), expected);
+    }
 }
 
 proptest! {
