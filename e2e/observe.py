@@ -193,6 +193,7 @@ class Record:
         self.created = {}  # uid -> first seen
         self.rejected = {}  # uid -> first seen unschedulable
         self.bound = {}  # uid -> (time, Node, NodeClaim that it was planned on at that time)
+        self.never_planned = set()  # uid of pods that were bound before a NodeClaim named them
         self.left = {}  # uid -> first seen terminating
         self.evicted = {}  # uid -> requested to terminate: by the API server's clock, which no late watch shifts
         self.runs_on = {}  # namespace/name -> Node of the pod
@@ -237,6 +238,8 @@ class Record:
         if bound_to(pod) and uid not in self.bound:
             plans = [claim for claim in self.plans[name] if claim in self.active]
             self.bound[uid] = (now, bound_to(pod), plans[-1] if plans else None)
+            if not self.plans[name]:
+                self.never_planned.add(uid)
 
     def on_claim(self, event, claim, now):
         name = claim["metadata"]["name"]
@@ -271,13 +274,13 @@ class Record:
         return self.node_name.get(self.provider.get(claim))
 
     def followed(self, uids=None):
-        """How far kube-scheduler followed the plan, for the bound pods (of `uids`): the number of pods that were never planned, because
+        """How far kube-scheduler followed the plan, for the bound pods (of `uids`): the number of pods that no NodeClaim had named, because
         existing nodes had room; the number bound to their planned node; and the others as (pod, node, planned node)."""
         unplanned, followed, strays = 0, 0, []
         for uid, (_, node, claim) in self.bound.items():
             if uids is not None and uid not in uids:
                 continue
-            if claim is None and uid not in self.rejected:
+            if uid in self.never_planned:
                 unplanned += 1
             elif self.node_of(claim) == node:
                 followed += 1

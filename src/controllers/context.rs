@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -77,6 +78,8 @@ pub struct Context {
     pub eviction_slots: Semaphore,
     /// Notified when the NodeClaims of a plan have been created: they are launched at once.
     pub claims_created: Notify,
+    /// A batch of pods is open or being planned.
+    pub is_planning: AtomicBool,
     pub confirmed_drains: ConfirmedDrains,
     /// Claims whose drain is in the log.
     pub drains_logged: ClaimSet,
@@ -153,6 +156,7 @@ impl Context {
             metrics,
             caps,
             claims_created,
+            is_planning: AtomicBool::new(false),
             confirmed_drains,
             drains_logged: ClaimSet::default(),
             quarantine,

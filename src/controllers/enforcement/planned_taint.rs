@@ -2,6 +2,7 @@
 
 use std::future::ready;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::{StreamExt, join, stream};
@@ -38,6 +39,7 @@ pub async fn run(ctx: Arc<Context>) {
 /// One pass: admits pods, closes nodes while pods move, lets DaemonSet pods onto nodes, and removes taints that are no longer needed.
 async fn reconcile(taints: &mut PlannedTaints, ctx: &Context, holds: &Holds, now: UnixMillis) {
     let closed = ctx.closed_nodes(now);
+    taints.is_planning = ctx.is_planning.load(Ordering::Relaxed);
     let TaintActions { admit: admissions, close: to_close, change: to_change, untaint: to_open } =
         taints.choose(&ctx.cluster.read(), holds, &closed, ctx.settings.placement, now);
     if !(to_close.is_empty() && to_open.is_empty()) {

@@ -1,5 +1,6 @@
 //! Writes a plan to the API server: a NodeClaim for each new node, and the planned pods on the NodeClaims of existing nodes.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
@@ -16,9 +17,11 @@ use crate::controllers::context::{Context, ignore_not_found, is_rejection};
 use crate::controllers::node_claim::metrics;
 use crate::controllers::provisioning::claim_template::claim_of;
 use crate::decisions::holds::HOLD_LAUNCH;
-use crate::decisions::provisioning::plan_changes::{claims_with, reserves_room, with_placement, without_pods};
+use crate::decisions::provisioning::plan_changes::{
+    claims_with, for_waiting_pods, reserves_room, still_waits, with_placement, without_pods,
+};
 use crate::model::time::UnixMillis;
-use crate::planner::output::plan::{ExistingNodePlacement, Plan};
+use crate::planner::output::plan::{ExistingNodePlacement, Plan, PlannedNode};
 use crate::state::instance_types::ReadyPool;
 use crate::state::plan_record::MoveTerms;
 use crate::state::snapshot::Snapshot;
@@ -68,6 +71,8 @@ pub struct PlanWriter<'a> {
 impl PlanWriter<'_> {
     /// Writes the plan. `first_seen` is since when each pod has needed a node. A write that fails affects its own pods only.
     ///
+    /// Pods that were bound or deleted since the snapshot are left out, and nodes that are for such pods only are not purchased.
+    ///
     /// Room that other claims reserve for these pods is given up first, so that no pod has two reservations, also after a crash; that is rare. Then new
     /// claims are created: no launch waits for the other patches.
     pub async fn write(&self, first_seen: &BTreeMap<String, UnixMillis>) -> Written {
@@ -84,10 +89,13 @@ impl PlanWriter<'_> {
         withdraw_from(reserving).await;
         let mut written = self.create_claims(hold_until, first_seen).await;
         withdraw_from(stale).await;
-        let placements = self.plan.placements.iter();
-        let placements = placements.filter_map(|placement| {
+        let placements = self.plan.placements.iter().filter_map(|placement| {
             let claim = self.snapshot.node_refs[placement.node].claim.as_ref()?;
-            Some(self.extend_plan(claim, placement, hold_until))
+            let state = self.ctx.cluster.read();
+            let waits = |pod: &usize| still_waits(&state, self.snapshot, *pod);
+            let pods: Vec<usize> = placement.pods.iter().copied().filter(waits).collect();
+            let placement = ExistingNodePlacement { node: placement.node, pods };
+            (!placement.pods.is_empty()).then(|| self.extend_plan(claim, placement, hold_until))
         });
         let mut extended = stream::iter(placements.collect::<Vec<_>>()).buffer_unordered(CONCURRENCY);
         while let Some(added) = extended.next().await {
@@ -100,13 +108,18 @@ impl PlanWriter<'_> {
     async fn create_claims(&self, hold_until: UnixMillis, first_seen: &BTreeMap<String, UnixMillis>) -> Written {
         let (ctx, problem) = (self.ctx, &self.snapshot.problem);
         let (mut nodes, mut claims) = (Vec::new(), Vec::new());
-        for (index, node) in self.plan.new_nodes.iter().enumerate() {
+        let planned = self.plan.new_nodes.iter().enumerate();
+        let waiting: Vec<(usize, Cow<'_, PlannedNode>)> = {
+            let state = ctx.cluster.read();
+            planned.filter_map(|(index, node)| Some((index, for_waiting_pods(&state, self.snapshot, node)?))).collect()
+        };
+        for (index, node) in waiting {
             let name = &problem.pools[node.pool].name;
             let Some(ready) = self.pools.iter().find(|ready| *ready.pool.name_any() == **name) else {
                 continue;
             };
+            claims.push(claim_of(&ready.pool, &node, self.snapshot, hold_until, self.of_move.as_ref()));
             nodes.push((index, node));
-            claims.push(claim_of(&ready.pool, node, self.snapshot, hold_until, self.of_move.as_ref()));
         }
         let admitted = ctx.admit(Capped::Purchase, claims.len()).await;
         nodes.truncate(admitted);
@@ -159,7 +172,7 @@ impl PlanWriter<'_> {
     async fn extend_plan(
         &self,
         claim: &str,
-        placement: &ExistingNodePlacement,
+        placement: ExistingNodePlacement,
         hold_until_launched: UnixMillis,
     ) -> Vec<String> {
         let _one_at_a_time = self.ctx.plan_writes.lock(claim).await;
@@ -168,7 +181,7 @@ impl PlanWriter<'_> {
             &self.ctx.cluster.read(),
             self.snapshot,
             claim,
-            placement,
+            &placement,
             hold_until_launched,
             self.of_move.as_ref(),
             now,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::clock;
@@ -17,6 +18,7 @@ use crate::controllers::provisioning::supply::{self, Trials, isolate_supply, qua
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::last_decisions::LastPlan;
 use crate::decisions::provisioning::batch_window::closes_at;
+use crate::decisions::provisioning::plan_changes::still_waits;
 use crate::decisions::provisioning::pod_queue::PodQueue;
 use crate::decisions::provisioning::quarantine::Cause;
 use crate::decisions::provisioning::supply_quarantine::Source;
@@ -56,8 +58,9 @@ pub async fn run(ctx: Arc<Context>) {
             let pods = i64::try_from(queue.quarantined(cause)).unwrap_or(i64::MAX);
             ctx.metrics.pods_quarantined.with_label_values(&[cause.as_str()]).set(pods);
         }
+        let window = window.filter(|_| !ctx.pause().provisioning);
+        ctx.is_planning.store(window.is_some(), Ordering::Relaxed);
         match window {
-            Some(_) if ctx.pause().provisioning => run_loop.next().await,
             Some(window) => {
                 let due = closes_at(&window, ctx.settings.batch);
                 if due <= now {
@@ -150,10 +153,10 @@ async fn provision_snapshot(
         served.extend(serve_rejected(ctx, planner, pools, rejected, &mut trials_left, queue.first_seen()).await);
     }
     let now = clock::now();
-    for pod in &snapshot.problem.pods {
+    for (index, pod) in snapshot.problem.pods.iter().enumerate() {
         if served.contains(&*pod.key) {
             lock(&ctx.quarantine).release(&pod.class);
-        } else {
+        } else if still_waits(&ctx.cluster.read(), &snapshot, index) {
             queue.fail(&pod.key, now);
         }
     }

@@ -232,15 +232,16 @@ fn held_claims<'a>(state: &'a ClusterState, holds: &Holds) -> HashSet<&'a str> {
     holds.by_claim.keys().filter_map(|claim| state.claims.get(claim)?.metadata.uid.as_deref()).collect()
 }
 
-/// Nodes to remove the planned taint from. After its own pods are bound, a node keeps the taint while pods wait for other nodes:
-/// otherwise they would take the remaining room, and their nodes would stay empty. It keeps it no longer than the hold of a new node.
-/// Nodes that are not new keep it while they are to be `closed`.
+/// Nodes to remove the planned taint from. After its own pods are bound, a node keeps the taint while pods wait for other nodes or, if
+/// `is_planning`, for a plan: otherwise they would take the remaining room, and their nodes would stay empty. It keeps it no longer than the
+/// hold of a new node. Nodes that are not new keep it while they are to be `closed`.
 fn to_untaint(
     state: &ClusterState,
     holds: &Holds,
     closed: &BTreeSet<String>,
     placement: PlacementMode,
     rejected: &HashSet<String>,
+    is_planning: bool,
     now: UnixMillis,
 ) -> Vec<String> {
     if state.tainted_nodes.is_empty() {
@@ -249,7 +250,7 @@ fn to_untaint(
     let held = held_claims(state, holds);
     // Room that is kept for the successor of a pod that is gone may never be needed.
     let waits = |hold: &Hold| hold.pod.is_some() || state.pods.contains_key(&hold.original);
-    let pods_wait = holds.by_claim.values().flatten().any(waits);
+    let pods_wait = is_planning || holds.by_claim.values().flatten().any(waits);
     let needed = |name: &String, node: &Node, taint: &Taint| {
         let rejects_pods = taint.value.as_ref().is_some_and(|claim| rejected.contains(claim));
         let young = !added_at(taint).is_older_than(HOLD_READY, now);
@@ -338,6 +339,8 @@ pub struct TaintActions {
 /// What is remembered between two passes.
 #[derive(Debug, Default)]
 pub struct PlannedTaints {
+    /// Pods are about to be planned. It is set before each pass.
+    pub is_planning: bool,
     /// When each pod that is to be admitted was last tried, by UID.
     admitted: HashMap<String, UnixMillis>,
     /// When each node was last closed, by name.
@@ -372,7 +375,7 @@ impl PlannedTaints {
         self.closed.retain(|_, at| !at.is_older_than(RETRY_PERIOD, now));
         close.retain(|(node, _)| !self.closed.contains_key(node));
         self.closed.extend(close.iter().map(|(node, _)| (node.clone(), now)));
-        let untaint = to_untaint(state, holds, closed, placement, &self.rejected, now);
+        let untaint = to_untaint(state, holds, closed, placement, &self.rejected, self.is_planning, now);
         TaintActions { admit, close, change: to_change(state, holds, &untaint, now), untaint }
     }
 

@@ -1,12 +1,13 @@
-//! Changes of the plans on existing NodeClaims by a new plan.
+//! Changes of the plans on existing NodeClaims by a new plan, and of a new plan by what happened while it was made.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube::ResourceExt;
 
 use crate::decisions::holds::{HOLD_READY, OwnerKey, has_left, keeps_room, owner_key, pods_of};
 use crate::model::time::UnixMillis;
-use crate::planner::output::plan::ExistingNodePlacement;
+use crate::planner::output::plan::{ExistingNodePlacement, PlannedNode};
 use crate::state::plan_record::{MoveTerms, Owner, PlanRecord};
 use crate::state::pods::PodRecord;
 use crate::state::snapshot::Snapshot;
@@ -25,6 +26,30 @@ pub fn reserves_room(state: &ClusterState, claim: &str, pods: &BTreeSet<&str>, n
         |pod: &str| state.pods.get(pod).is_some_and(|pod| pod.node.is_some() && pod.node.as_deref() == node.as_deref());
     let reserved = |pod: &String| pods.contains(&**pod) && plan.until(pod) > now && !runs_here(pod);
     keeps_room(object) && plan.pods.iter().any(reserved)
+}
+
+/// Whether a pod of a snapshot, by index, needs the room that a plan gives it: kube-scheduler may have bound it since, or its owner deleted it.
+pub fn still_waits(state: &ClusterState, snapshot: &Snapshot, pod: usize) -> bool {
+    let planned = &snapshot.problem.pods[pod];
+    let waits = |now: &PodRecord| *now.uid == *planned.uid && now.node.is_none() && now.deleted_at.is_none();
+    snapshot.displaced.contains(&*planned.key) || state.pods.get(&*planned.key).is_some_and(waits)
+}
+
+/// The planned node with those of its pods that still wait; `None` if none does.
+pub fn for_waiting_pods<'p>(
+    state: &ClusterState,
+    snapshot: &Snapshot,
+    node: &'p PlannedNode,
+) -> Option<Cow<'p, PlannedNode>> {
+    let (pods, gone): (Vec<usize>, Vec<usize>) = node.pods.iter().partition(|pod| still_waits(state, snapshot, **pod));
+    if gone.is_empty() {
+        return Some(Cow::Borrowed(node));
+    }
+    let mut requests = node.requests.clone();
+    for pod in gone {
+        requests.sub(&snapshot.problem.pods[pod].class.requests);
+    }
+    (!pods.is_empty()).then(|| Cow::Owned(PlannedNode { pods, requests, ..node.clone() }))
 }
 
 /// The plan of a claim without these pods; `None` when it has none of them.

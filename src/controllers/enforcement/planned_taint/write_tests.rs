@@ -93,6 +93,20 @@ async fn the_planned_taint_is_removed_under_every_failure() {
     "#);
 }
 
+#[tokio::test]
+async fn a_new_node_stays_closed_while_pods_are_about_to_be_planned() {
+    for (is_planning, writes) in [(true, 0), (false, 1)] {
+        let world = world();
+        for name in ["a", "b"] {
+            world.api.put(&pod(name, &json!({"spec": {"nodeName": "x"}})));
+        }
+        let ctx = world.context();
+        ctx.is_planning.store(is_planning, Ordering::Relaxed);
+        reconciled(ctx).await;
+        assert_eq!(world.api.writes().len(), writes, "{is_planning}");
+    }
+}
+
 /// A DaemonSet whose pods do not tolerate the taint lacks one on the node, whose planned pods are bound, while another pod is held elsewhere.
 #[tokio::test]
 async fn a_node_is_open_until_its_daemon_set_pods_are_bound() {

@@ -1,11 +1,15 @@
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use serde_json::json;
 
 use super::*;
+use crate::api::NodeClaim;
 use crate::controllers::caps::Capped;
 use crate::model::labels;
 use crate::model::pause::Pause;
+use crate::planner::columns::table::ColumnCache;
+use crate::planner::input::problem::Problem;
 use crate::state::snapshot::SnapshotRequest;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, transcript};
@@ -172,6 +176,45 @@ async fn a_reservation_is_given_up_before_a_node_is_purchased_for_the_pod_under_
     "#);
 }
 
+/// What kube-scheduler or an owner does with pods while they are planned: a node for them would be empty.
+#[tokio::test]
+async fn nothing_is_purchased_or_held_for_a_pod_that_does_not_wait_any_more() {
+    static CONTEXT: OnceLock<Arc<Context>> = OnceLock::new();
+    fn slow(problem: &Problem, cache: &ColumnCache) -> Plan {
+        let plan = plan(problem, cache);
+        CONTEXT.get().unwrap().cluster.update(|state| {
+            for name in ["bound", "small-1", "small-3"] {
+                state.apply_pod(&pod(name, &json!({"spec": {"nodeName": "other"}})), clock::now());
+            }
+            state.delete_pod("n/deleted", clock::now());
+            state.apply_pod(&pod("again", &json!({"metadata": {"uid": "of-its-successor"}})), clock::now());
+        });
+        plan
+    }
+    let world = world();
+    initialized(&world, "c", &json!({}), "450m");
+    for name in ["bound", "deleted", "again", "waits"] {
+        pending(&world, name, "1500m");
+    }
+    for name in ["small-1", "small-2", "small-3", "small-4"] {
+        pending(&world, name, "200m");
+    }
+    let ctx = Arc::clone(CONTEXT.get_or_init(|| world.context()));
+    let mut queue = PodQueue::default();
+    provision(&ctx, &mut queue, &mut Unschedulable::default(), slow).await;
+    assert!(!queue.has_failed(), "a pod that was created again under its name is planned soon");
+    let state = ctx.cluster.read();
+    let planned = |(name, claim): (&String, &Arc<NodeClaim>)| {
+        let cpu = claim.spec.resources.requests.get("cpu").map_or("what it has", |cpu| &cpu.0);
+        format!("{} with {cpu}", state.planned[name].pods.join(", "))
+    };
+    let planned: BTreeSet<String> = state.claims.iter().map(planned).collect();
+    assert_eq!(
+        planned,
+        ["n/small-2 with what it has", "n/small-4 with 200m", "n/waits with 1500m"].map(String::from).into()
+    );
+}
+
 #[tokio::test]
 async fn nothing_is_purchased_while_provisioning_is_paused() {
     for (paused, purchased) in [("provisioning", false), ("all", false), ("disruption", true)] {
@@ -179,8 +222,22 @@ async fn nothing_is_purchased_while_provisioning_is_paused() {
         pending(&world, "a", "1500m");
         let ctx = world.context();
         ctx.cluster.update(|state| state.pause = Some(Pause::parse(Some(paused))));
+        let is_planning = || ctx.is_planning.load(Ordering::Relaxed);
+        let begins = async {
+            while !is_planning() {
+                tokio::task::yield_now().await;
+            }
+        };
         // Longer than the batch window.
-        let _ = tokio::time::timeout(4 * ctx.settings.batch.max, run(Arc::clone(&ctx))).await;
+        let long = 4 * ctx.settings.batch.max;
+        let mut runs = Box::pin(run(Arc::clone(&ctx)));
+        let begun = tokio::select! {
+            () = &mut runs => false,
+            () = begins => true,
+            () = tokio::time::sleep(long) => false,
+        };
+        let _ = tokio::time::timeout(long, runs).await;
+        assert_eq!((begun, is_planning()), (purchased, false), "{paused}");
         assert_eq!(!world.api.lines().is_empty(), purchased, "{paused}");
     }
 }

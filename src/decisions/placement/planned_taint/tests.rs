@@ -143,32 +143,32 @@ fn pods_of_a_hard_spread_are_admitted_in_balanced_order() {
 
 #[test]
 fn the_taint_is_removed_when_its_pods_are_bound_and_no_others_wait() {
-    let second = 1_000;
-    let hold = 60_000;
-    let untainted = |own: Option<&str>, other: Option<&str>, placement, rejected: &[&str], now| {
+    use PlacementMode::{Extender, Nominate};
+    let (own, other) = (Some("node-c"), Some("node-d"));
+    for (case, pods, placement, rejected, is_planning, second, removed) in [
+        ("its pod waits", (None, other), Nominate, &[][..], false, 1, false),
+        ("another pod waits", (own, None), Nominate, &[], false, 1, false),
+        ("both wait for long", (None, None), Nominate, &[], false, 60, false),
+        ("another pod waits for long", (own, None), Nominate, &[], false, 60, true),
+        ("no pod waits", (own, other), Nominate, &[], false, 1, true),
+        ("others are about to be planned", (own, other), Nominate, &[], true, 1, false),
+        ("for long", (own, other), Nominate, &[], true, 60, true),
+        ("left over from another placement mode", (None, None), Extender, &[], true, 1, true),
+        ("a pod can't be admitted", (None, None), Nominate, &["uid-c"], true, 1, true),
+    ] {
         let mut state = ClusterState::default();
         claim(&mut state, "c", &["n/a"]);
         claim(&mut state, "d", &["n/b"]);
         node(&mut state, "c", Some("1970-01-01T00:00:00Z"));
-        pod(&mut state, "a", json!(null), own);
-        pod(&mut state, "b", json!(null), other);
+        pod(&mut state, "a", json!(null), pods.0);
+        pod(&mut state, "b", json!(null), pods.1);
         node(&mut state, "d", None);
-        let now = UnixMillis(now);
+        let now = UnixMillis(second * 1_000);
         let rejected = rejected.iter().map(|claim| (*claim).to_owned()).collect();
-        to_untaint(&state, &resolve(&state, now), &BTreeSet::new(), placement, &rejected, now)
-    };
-    let removed = vec!["node-c".to_owned()];
-    assert_eq!(untainted(None, Some("node-d"), PlacementMode::Nominate, &[], second), Vec::<String>::new());
-    assert_eq!(untainted(Some("node-c"), None, PlacementMode::Nominate, &[], second), Vec::<String>::new());
-    assert_eq!(untainted(None, None, PlacementMode::Nominate, &[], hold), Vec::<String>::new(), "held");
-    assert_eq!(untainted(Some("node-c"), None, PlacementMode::Nominate, &[], hold), removed);
-    assert_eq!(untainted(Some("node-c"), Some("node-d"), PlacementMode::Nominate, &[], second), removed);
-    assert_eq!(
-        untainted(None, None, PlacementMode::Extender, &[], second),
-        removed,
-        "left over from another placement mode"
-    );
-    assert_eq!(untainted(None, None, PlacementMode::Nominate, &["uid-c"], second), removed, "a pod can't be admitted");
+        let holds = resolve(&state, now);
+        let untainted = to_untaint(&state, &holds, &BTreeSet::new(), placement, &rejected, is_planning, now);
+        assert_eq!(untainted, if removed { vec!["node-c"] } else { vec![] }, "{case}");
+    }
 }
 
 /// The room of a pod that is gone, whose successor may never come, keeps its own node closed, and no other.
@@ -186,7 +186,7 @@ fn a_new_node_is_closed_while_a_pod_of_another_node_is_about_to_move() {
     let untainted = |state: &ClusterState| {
         let now = UnixMillis(1_000);
         let (holds, placement) = (resolve(state, now), PlacementMode::Nominate);
-        to_untaint(state, &holds, &BTreeSet::new(), placement, &HashSet::new(), now)
+        to_untaint(state, &holds, &BTreeSet::new(), placement, &HashSet::new(), false, now)
     };
     pod(&mut state, "b", json!(null), Some("node-old"));
     assert_eq!(untainted(&state), Vec::<String>::new());
