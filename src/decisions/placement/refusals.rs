@@ -1,7 +1,7 @@
 //! Held pods that kube-scheduler rejects although their node is there. When nothing is about to change that, the plan no longer fits the cluster: the
 //! pod is withdrawn from it, so that it is planned with what the cluster is now.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +20,9 @@ use crate::state::tables::ClusterState;
 
 /// A pod that is refused for this time is withdrawn: kube-scheduler waits up to ten seconds between two attempts.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Of its namespace, pods that are refused for this time are withdrawn with it. They may be planned as each other's company, which required
+/// affinity asks for, where no such pod runs: planned again one after the other, each would have the others there.
+const COMPANY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A pod to withdraw from the plan of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +43,8 @@ pub struct Refusals {
 
 impl Refusals {
     /// The pods to withdraw: those that were refused all the time on a node that has been initialized for longer than a new node is held, and that
-    /// no other pod of their class can help: none of them waits for a planned node, or none was bound as planned for a while.
+    /// no other pod of their class can help: none of them waits for a planned node, or none was bound as planned for a while. With a pod go the
+    /// refused pods of its namespace.
     pub fn choose(
         &mut self,
         state: &ClusterState,
@@ -55,7 +59,7 @@ impl Refusals {
             *waiting_of.entry(Arc::as_ptr(&class)).or_default() += 1;
         }
         let mut since = HashMap::new();
-        let mut out = Vec::new();
+        let (mut out, mut due) = (Vec::new(), HashSet::new());
         for (name, live) in &holds.by_claim {
             let Some((claim, node)) = settled(state, name, now) else { continue };
             let is_let_in = |pod: &PodRecord| planned_taint_of(node).is_none() || is_admitted(pod, claim);
@@ -66,13 +70,16 @@ impl Refusals {
                 let begin = self.since.get(&key).copied().unwrap_or(now);
                 since.insert(key, begin);
                 let is_alone = waiting_of.get(&Arc::as_ptr(&class)) == Some(&1);
-                if begin.is_older_than(PATIENCE, now) && (is_alone || !progress.is_bound(&class)) {
-                    out.push(Withdrawal { claim: name.clone(), planned: hold.original.clone(), pod: pod.key() });
+                if begin.is_older_than(COMPANY_PATIENCE, now) && (is_alone || !progress.is_bound(&class)) {
+                    due.extend(begin.is_older_than(PATIENCE, now).then_some(&*pod.namespace));
+                    let withdrawal = Withdrawal { claim: name.clone(), planned: hold.original.clone(), pod: pod.key() };
+                    out.push((&*pod.namespace, withdrawal));
                 }
             }
         }
         self.since = since;
-        out
+        out.retain(|(namespace, _)| due.contains(namespace));
+        out.into_iter().map(|(_, withdrawal)| withdrawal).collect()
     }
 }
 
@@ -97,7 +104,8 @@ mod tests {
     /// The claim c, whose node was initialized at the epoch, with a hold for each of these pods, and the pods with their patches.
     fn state(pods: &[(&str, Value)]) -> ClusterState {
         let mut state = ClusterState::default();
-        let names: Vec<String> = pods.iter().map(|(name, _)| format!("n/{name}")).collect();
+        let namespace = |patch: &Value| patch["metadata"]["namespace"].as_str().unwrap_or("n").to_owned();
+        let names: Vec<String> = pods.iter().map(|(name, patch)| format!("{}/{name}", namespace(patch))).collect();
         let plan =
             json!({(labels::PLANNED_PODS): json!(names).to_string(), (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"});
         let mut status = objects::launched("i-1", &["Launched", "Registered", "Initialized"]);
@@ -155,6 +163,35 @@ mod tests {
         let mut alone = state;
         alone.delete_pod("n/b", now);
         assert_eq!(withdrawn(&alone, &progress, PATIENCE, now), ["n/a"], "none waits any more");
+    }
+
+    /// Withdrawn alone, a pod would be planned beside the other again, which is refused there as well.
+    #[test]
+    fn refused_pods_of_a_namespace_are_withdrawn_together() {
+        let begin = UnixMillis(0) + HOLD_READY;
+        let moment = Duration::from_millis(1);
+        let of = |namespace: &str, attempted: i64| {
+            let mut patch = pod(json!(attempted));
+            patch["metadata"]["namespace"] = json!(namespace);
+            patch
+        };
+        let company = PATIENCE.saturating_sub(COMPANY_PATIENCE);
+        for (case, after, namespace, found) in [
+            ("refused for a while", company, "n", &["n/a", "n/b"][..]),
+            ("refused for less", company + moment, "n", &["n/a"]),
+            ("of another namespace", company, "other", &["n/a"]),
+        ] {
+            let mut state = state(&[("a", pod(json!(2))), ("b", of(namespace, 1))]);
+            let (mut refusals, progress) = (Refusals::default(), Progress::default());
+            let mut pass = |state: &ClusterState, now: UnixMillis| {
+                let found = refusals.choose(state, &resolve(state, now), &progress, now).into_iter();
+                found.map(|found| found.pod).collect::<Vec<_>>()
+            };
+            assert!(pass(&state, begin).is_empty());
+            state.apply_pod(&objects::pod("b", &of(namespace, 2)), UnixMillis(2));
+            assert!(pass(&state, begin + after).is_empty());
+            assert_eq!(pass(&state, begin + PATIENCE), found, "{case}");
+        }
     }
 
     #[test]
