@@ -153,11 +153,14 @@ async fn provision_snapshot(
         served.extend(serve_rejected(ctx, planner, pools, rejected, &mut trials_left, queue.first_seen()).await);
     }
     let now = clock::now();
-    for (index, pod) in snapshot.problem.pods.iter().enumerate() {
-        if served.contains(&*pod.key) {
-            lock(&ctx.quarantine).release(&pod.class);
-        } else if still_waits(&ctx.cluster.read(), &snapshot, index) {
-            queue.fail(&pod.key, now);
+    {
+        let (state, mut quarantine) = (ctx.cluster.read(), lock(&ctx.quarantine));
+        for (index, pod) in snapshot.problem.pods.iter().enumerate() {
+            if served.contains(&*pod.key) {
+                quarantine.release(&pod.class);
+            } else if still_waits(&state, &snapshot, index) {
+                queue.fail(&pod.key, now);
+            }
         }
     }
     if let Some(Planned { snapshot, plan }) = &planned {

@@ -230,14 +230,9 @@ async fn nothing_is_purchased_while_provisioning_is_paused() {
         };
         // Longer than the batch window.
         let long = 4 * ctx.settings.batch.max;
-        let mut runs = Box::pin(run(Arc::clone(&ctx)));
-        let begun = tokio::select! {
-            () = &mut runs => false,
-            () = begins => true,
-            () = tokio::time::sleep(long) => false,
-        };
-        let _ = tokio::time::timeout(long, runs).await;
-        assert_eq!((begun, is_planning()), (purchased, false), "{paused}");
+        let runs = tokio::time::timeout(long, run(Arc::clone(&ctx)));
+        let (_, begun) = tokio::join!(runs, tokio::time::timeout(long, begins));
+        assert_eq!((begun.is_ok(), is_planning()), (purchased, false), "{paused}");
         assert_eq!(!world.api.lines().is_empty(), purchased, "{paused}");
     }
 }
