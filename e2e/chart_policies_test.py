@@ -55,7 +55,7 @@ REPLICA_SET = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-7d", 
 SURGED = {"stowage.dev/surged": '{"replica_set": "web-7d", "uid": "rs", "hash": "7d", "ready": 1}'}
 LEAVES = {"metadata": {"labels": {"pod-template-hash": None}, "annotations": SURGED}}
 RETURNS = {"metadata": {"labels": {"pod-template-hash": "7d"}, "annotations": {"stowage.dev/surged": None}, "ownerReferences": [REPLICA_SET]}}
-ONLY_NOMINATE = "with settings.placement=nominate only"
+NO_TOLERATIONS = "may add no tolerations with settings.placement=off"
 
 
 def with_metadata(pod, **metadata):
@@ -137,7 +137,7 @@ class TestPolicies:
         wait_until(lambda: status in account.merge(f"{PODS}/pending/status", nominated), 30, f"placement {placement} in effect")
         toleration = [{"op": "add", "path": "/spec/tolerations/-", "value": PLANNED}]
         patched = lambda: account.refusal("PATCH", f"{PODS}/pending", toleration, JSON)
-        wait_until(lambda: (ONLY_NOMINATE in patched()) == (placement != "nominate"), 30, f"placement {placement} in effect", patched)
+        wait_until(lambda: (NO_TOLERATIONS in patched()) == (placement == "off"), 30, f"placement {placement} in effect", patched)
 
     def test_the_expressions_type_check(self, cluster, subtests):
         def checked(name):
@@ -276,13 +276,15 @@ class TestPolicies:
             with subtests.test(what):
                 assert why in refusal and ADVICE in refusal, refusal
 
-    def test_other_placements_patch_less_of_pods(self, cluster, account):
+    def test_other_placements_patch_no_more_of_pods(self, cluster, account):
         toleration = [{"op": "add", "path": "/spec/tolerations/-", "value": PLANNED}]
         nominated = {"status": {"nominatedNodeName": "n"}}
         self.mode(cluster, account, "ec2", "extender")
         assert account.merge(f"{PODS}/pending/status", nominated) == ""
         assert "nothing of a pod's status but" in account.merge(f"{PODS}/pending/status", {"status": {"phase": "Running"}})
-        assert ONLY_NOMINATE in account.refusal("PATCH", f"{PODS}/pending", toleration, JSON)
+        assert account.refusal("PATCH", f"{PODS}/pending", toleration, JSON) == ""
+        other = [toleration[0] | {"value": PLANNED | {"key": "mine"}}]
+        assert "tolerations of stowage.dev/planned only" in account.refusal("PATCH", f"{PODS}/pending", other, JSON)
         self.mode(cluster, account, "ec2", "off")
         assert account.merge(f"{PODS}/pending/status", nominated).startswith("403 pods \"pending\" is forbidden")
         # The policy alone, with the rights of another mode.
@@ -294,4 +296,4 @@ class TestPolicies:
             undo.callback(cluster.kubectl, "delete", "clusterrolebinding/more")
             refusal = lambda: account.merge(f"{PODS}/pending/status", nominated)
             wait_until(lambda: "nothing of a pod's status; " in refusal(), 30, "the right granted and the policy in effect", refusal)
-            assert ONLY_NOMINATE in account.refusal("PATCH", f"{PODS}/pending", toleration, JSON)
+            assert NO_TOLERATIONS in account.refusal("PATCH", f"{PODS}/pending", toleration, JSON)

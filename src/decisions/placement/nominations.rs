@@ -189,7 +189,7 @@ impl Nominations {
             let (name, taint) = (node.name_any(), planned_taint_of(node));
             let mut pods = to_nominate(state, holds, placement, taint.is_some_and(is_closed), claim, &name);
             pods.retain(|pod| !self.nominated.contains_key(&pod.uid));
-            if pods.is_empty() || taint.is_some_and(|taint| suffices(state, node, taint, now)) {
+            if pods.is_empty() || taint.is_some_and(|taint| suffices(state, node, taint, placement, now)) {
                 continue;
             }
             self.nominated.extend(pods.iter().map(|pod| (pod.uid.clone(), now)));

@@ -64,9 +64,9 @@ pub fn opening(
     let claim_name = claim.name_any();
     let held = holds.by_claim.contains_key(&claim_name);
     // An incomplete node may wait for a DaemonSet pod that does not tolerate the planned taint.
-    let tainted = placement == PlacementMode::Nominate && held && can_open(claim, node) && is_complete(claim, node);
+    let tainted = held && can_open(claim, node) && is_complete(claim, node);
     let planned_taint = if tainted { planned_taint(claim, now) } else { None };
-    let needless = planned_taint.as_ref().is_some_and(|taint| suffices(state, node, taint, now));
+    let needless = planned_taint.as_ref().is_some_and(|taint| suffices(state, node, taint, placement, now));
     let nominate = if may_wait(node, placement, now) && !needless {
         to_nominate(state, holds, placement, planned_taint.is_some(), &claim_name, &node.name_any())
     } else {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_node_gets_the_planned_taint_and_pods_of_others_are_nominated_first() {
+    fn a_complete_node_gets_the_planned_taint_and_pods_of_other_nodes_are_nominated_first() {
         use PlacementMode::{Extender, Nominate, Off};
         let state = state_with_planned_pod(None);
         let bound = state_with_planned_pod(Some("node-c"));
@@ -154,7 +154,8 @@ mod tests {
         for (case, state, taints, placement, now, nominated, tainted) in [
             ("planned", &state, &[][..], Nominate, CREATED, 0, true),
             ("incomplete", &state, &["cni"], Nominate, CREATED, 1, false),
-            ("with the extender", &state, &[], Extender, CREATED, 1, false),
+            ("with the extender", &state, &[], Extender, CREATED, 0, true),
+            ("incomplete, with the extender", &state, &["cni"], Extender, CREATED, 1, false),
             ("not enforced", &state, &[], Off, CREATED, 0, false),
             ("overdue", &state, &["cni"], Nominate, late, 0, false),
             ("without holds", &bound, &[], Nominate, CREATED, 0, false),

@@ -1,5 +1,5 @@
-//! The planned taint of a new node: until its planned pods are bound, only they tolerate it. Replaces the extender's filter. Other nodes
-//! have it while pods move ([`crate::decisions::placement::closure`]).
+//! The planned taint of a new node: until its planned pods are bound, only they tolerate it. Without an extender, it replaces its filter, and
+//! other nodes have it while pods move ([`crate::decisions::placement::closure`]).
 //!
 //! A nomination makes the scheduler try a node first and reserves room there, but does not keep the pod off other nodes; and of pods
 //! with a hard topology spread constraint, at most `maxSkew` can be nominated to one node. The taint has neither limit.
@@ -71,9 +71,11 @@ pub fn is_closed(taint: &Taint) -> bool {
 }
 
 /// Whether the planned taint alone keeps the pods of a node where they are planned, without nominations. They may stray when nodes open
-/// for DaemonSet pods, or are open after a minute.
-pub fn suffices(state: &ClusterState, node: &Node, taint: &Taint, now: UnixMillis) -> bool {
-    is_closed(taint) && !added_at(taint).is_older_than(DAEMONS_FROM, now) && !keeps_daemons_off(state, node, taint)
+/// for DaemonSet pods, or are open after a minute, unless the extender's filter keeps them off other nodes.
+pub fn suffices(state: &ClusterState, node: &Node, taint: &Taint, placement: PlacementMode, now: UnixMillis) -> bool {
+    let stays_closed =
+        || is_closed(taint) && !added_at(taint).is_older_than(DAEMONS_FROM, now) && !keeps_daemons_off(state, node, taint);
+    placement == PlacementMode::Extender || stays_closed()
 }
 
 /// The planned taint on a node.
@@ -256,7 +258,7 @@ fn to_untaint(
         let young = !added_at(taint).is_older_than(HOLD_READY, now);
         let own = taint.value.as_deref().is_some_and(|claim| held.contains(claim));
         let is_needed_if_new = own || (young && pods_wait);
-        placement == PlacementMode::Nominate
+        placement != PlacementMode::Off
             && !rejects_pods
             && (closed.contains(name) || (is_needed_if_new && was_new(state, node, taint)))
     };
@@ -361,7 +363,7 @@ impl PlannedTaints {
         placement: PlacementMode,
         now: UnixMillis,
     ) -> TaintActions {
-        let enabled = placement == PlacementMode::Nominate;
+        let enabled = placement != PlacementMode::Off;
         let mut admit = if enabled { to_admit(state, holds, now) } else { Vec::new() };
         let candidates: HashSet<&str> = admit.iter().map(|admission| &*admission.pod.uid).collect();
         self.admitted.retain(|uid, _| candidates.contains(uid.as_str()));

@@ -3,6 +3,7 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use super::*;
+use crate::api::NodeClaim;
 use crate::controllers::enforcement::opening::{Opening, open};
 use crate::decisions::placement::mode::PlacementMode;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
@@ -29,6 +30,15 @@ fn world(placement: PlacementMode, created: &str) -> World {
         api.put(&pod(name, &json!({"spec": {"containers": [{"name": "c", "image": "i"}]}})));
     }
     World { placement, ..World::new(api) }
+}
+
+/// The same node, which does not report a resource that the claim requests: it gets no planned taint.
+fn incomplete(placement: PlacementMode) -> World {
+    let world = world(placement, &fresh());
+    let mut incomplete = world.api.stored("nodeclaims/c").unwrap();
+    incomplete["spec"]["resources"] = json!({"requests": {"nvidia.com/gpu": "1"}});
+    world.api.put::<NodeClaim>(&serde_json::from_value(incomplete).unwrap());
+    world
 }
 
 fn fresh() -> String {
@@ -60,13 +70,13 @@ async fn opened_at_last(ctx: Arc<Context>) -> String {
 
 #[tokio::test]
 async fn pods_are_nominated_before_the_node_opens_under_every_failure() {
-    let text = transcript(|| world(PlacementMode::Extender, &fresh()), opened_at_last).await;
+    let text = transcript(|| incomplete(PlacementMode::Nominate), opened_at_last).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: wait 0 ms, open
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME"}}}
       PATCH pods/n/a/status {"metadata":{"uid":"uid-a"},"status":{"nominatedNodeName":"x"}}
       PATCH pods/n/b/status {"metadata":{"uid":"uid-b"},"status":{"nominatedNodeName":"x"}}
-      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/metadata/resourceVersion","value":"2"},{"op":"test","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"},{"effect":"NoExecute","key":"karpenter.sh/unregistered"}]},{"op":"replace","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"}]},{"op":"add","path":"/metadata/labels","value":{}},{"op":"add","path":"/metadata/labels/karpenter.sh~1registered","value":"true"},{"op":"add","path":"/metadata/labels/karpenter.sh~1initialized","value":"true"}]
+      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/metadata/resourceVersion","value":"2"},{"op":"test","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"},{"effect":"NoExecute","key":"karpenter.sh/unregistered"}]},{"op":"replace","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"}]},{"op":"add","path":"/metadata/labels","value":{}},{"op":"add","path":"/metadata/labels/karpenter.sh~1registered","value":"true"}]
       changes nodes/x (metadata.labels spec.taints), pods/n/a (status), pods/n/b (status)
     again: open already, open already, no write, as undisturbed
     PATCH nodeclaims/c
@@ -181,7 +191,7 @@ async fn a_node_opens_without_nominations_where_placement_is_off_under_every_fai
 
 #[tokio::test]
 async fn a_refused_nomination_does_not_keep_the_node_closed() {
-    let world = world(PlacementMode::Extender, &fresh());
+    let world = incomplete(PlacementMode::Extender);
     world.api.inject_on("PATCH pods/n/a/status", Fault::Refused(Refusal::invalid("no")));
     let ctx = world.context();
     assert_eq!(opened(Arc::clone(&ctx)).await, "wait 0 ms", "b is nominated");
@@ -193,7 +203,7 @@ async fn a_refused_nomination_does_not_keep_the_node_closed() {
 
 #[tokio::test]
 async fn a_nomination_that_fails_is_repeated_after_a_second() {
-    let world = world(PlacementMode::Extender, &fresh());
+    let world = incomplete(PlacementMode::Extender);
     world.api.inject_on("PATCH pods/n/a/status", Fault::Refused(Refusal::gateway_timeout()));
     let ctx = world.context();
     assert_eq!(opened(Arc::clone(&ctx)).await, "wait 0 ms", "b is nominated");

@@ -42,6 +42,13 @@ async fn reconciled(ctx: Arc<Context>) -> String {
 }
 
 #[tokio::test]
+async fn planned_pods_are_admitted_with_the_extender_too() {
+    let world = World { placement: PlacementMode::Extender, ..world() };
+    assert_eq!(reconciled(world.context()).await, "ok");
+    assert_eq!(world.api.writes().len(), 2, "one for each planned pod, none for the node");
+}
+
+#[tokio::test]
 async fn planned_pods_are_admitted_under_every_failure() {
     let text = transcript(world, reconciled).await;
     insta::assert_snapshot!(text, @r#"
@@ -75,7 +82,7 @@ async fn planned_pods_are_admitted_under_every_failure() {
 
 #[tokio::test]
 async fn the_planned_taint_is_removed_under_every_failure() {
-    let text = transcript(|| World { placement: PlacementMode::Extender, ..world() }, reconciled).await;
+    let text = transcript(|| World { placement: PlacementMode::Off, ..world() }, reconciled).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
       PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"stowage.dev/planned","timeAdded":"TIME","value":"uid-c"}]},{"op":"replace","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"}]}]

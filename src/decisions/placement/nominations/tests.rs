@@ -75,14 +75,16 @@ fn pods_are_nominated_beside_the_planned_taint_only_where_nodes_may_open_before_
     let taint = planned_taint(&state.claims["c"], UnixMillis(0));
     node.spec.as_mut().unwrap().taints = taint.map(|taint| vec![taint]);
     state.apply_node(node);
-    let nominated = |state: &ClusterState, at| {
-        !pass(&mut Nominations::new(UnixMillis(0)), state, PlacementMode::Nominate, at).nominate.is_empty()
+    let by = |placement, state: &ClusterState, at| {
+        !pass(&mut Nominations::new(UnixMillis(0)), state, placement, at).nominate.is_empty()
     };
+    let nominated = |state: &ClusterState, at| by(PlacementMode::Nominate, state, at);
     assert_eq!([29_999, 30_000].map(|at| nominated(&state, at)), [false, true]);
     let agent = json!({"metadata": {"name": "agent", "namespace": "n", "uid": "agent"},
         "spec": {"selector": {}, "template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}}});
     state.apply_daemon_set(&serde_json::from_value(agent).unwrap());
     assert!(nominated(&state, 0), "the node opens for a while for a DaemonSet pod");
+    assert!(![0, 30_000].iter().any(|at| by(PlacementMode::Extender, &state, *at)), "the filter keeps them off others");
 }
 
 #[test]

@@ -143,7 +143,7 @@ fn pods_of_a_hard_spread_are_admitted_in_balanced_order() {
 
 #[test]
 fn the_taint_is_removed_when_its_pods_are_bound_and_no_others_wait() {
-    use PlacementMode::{Extender, Nominate};
+    use PlacementMode::{Extender, Nominate, Off};
     let (own, other) = (Some("node-c"), Some("node-d"));
     for (case, pods, placement, rejected, is_planning, second, removed) in [
         ("its pod waits", (None, other), Nominate, &[][..], false, 1, false),
@@ -153,7 +153,10 @@ fn the_taint_is_removed_when_its_pods_are_bound_and_no_others_wait() {
         ("no pod waits", (own, other), Nominate, &[], false, 1, true),
         ("others are about to be planned", (own, other), Nominate, &[], true, 1, false),
         ("for long", (own, other), Nominate, &[], true, 60, true),
-        ("left over from another placement mode", (None, None), Extender, &[], true, 1, true),
+        ("its pod waits, with the extender", (None, other), Extender, &[], false, 1, false),
+        ("others are about to be planned, with the extender", (own, other), Extender, &[], true, 1, false),
+        ("no pod waits, with the extender", (own, other), Extender, &[], false, 1, true),
+        ("left over from another placement mode", (None, None), Off, &[], true, 1, true),
         ("a pod can't be admitted", (None, None), Nominate, &["uid-c"], true, 1, true),
     ] {
         let mut state = ClusterState::default();
@@ -224,12 +227,12 @@ fn a_pod_is_admitted_again_after_a_second_and_abandoned_after_three_rejections()
 }
 
 #[test]
-fn no_pod_is_admitted_in_another_placement_mode() {
+fn no_pod_is_admitted_where_placement_is_off() {
     let mut state = ClusterState::default();
     claim(&mut state, "c", &["n/a"]);
     node(&mut state, "c", Some(LATER));
     pod(&mut state, "a", json!(null), None);
-    for (placement, admitted) in [(PlacementMode::Nominate, 1), (PlacementMode::Extender, 0), (PlacementMode::Off, 0)] {
+    for (placement, admitted) in [(PlacementMode::Nominate, 1), (PlacementMode::Extender, 1), (PlacementMode::Off, 0)] {
         let holds = resolve(&state, UnixMillis(5));
         let admissions =
             PlannedTaints::default().choose(&state, &holds, &BTreeSet::new(), placement, UnixMillis(5)).admit;
@@ -308,9 +311,7 @@ fn a_node_that_is_not_new_has_the_taint_exactly_while_it_is_to_be_closed() {
     state.apply_claim(known);
     let old = 3_600_000;
     let nothing = (vec![], vec![]);
-    for placement in [PlacementMode::Extender, PlacementMode::Off] {
-        assert_eq!(choose(&mut taints, &state, &closed, placement, old), nothing, "{placement:?}");
-    }
+    assert_eq!(choose(&mut taints, &state, &closed, PlacementMode::Off, old), nothing);
     let taint = planned_taint(&state.claims["c"], UnixMillis(old)).unwrap();
     let close = vec![("node-c".to_owned(), taint)];
     assert_eq!(choose(&mut taints, &state, &closed, PlacementMode::Nominate, old), (close, vec![]));
