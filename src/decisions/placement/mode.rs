@@ -3,9 +3,9 @@
 /// How kube-scheduler is made to follow the plan (`--placement`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum PlacementMode {
-    /// The extender's filter reserves the room, and pods are nominated.
+    /// New nodes get the planned taint, and the extender's filter reserves the room.
     Extender,
-    /// Pods are nominated to their nodes; without an extender.
+    /// New nodes get the planned taint, and pods are nominated where it is not enough; without an extender.
     Nominate,
     /// Nodes are launched, and kube-scheduler places pods on its own.
     Off,
