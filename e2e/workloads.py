@@ -29,6 +29,18 @@ def requirement(key, *values, operator="In"):
     return {"key": key, "operator": operator, "values": list(values)}
 
 
+def system_node(name):
+    """A node of a managed node group for the system's own pods."""
+    resources = {"cpu": "2", "memory": "8Gi", "pods": "29"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {HOST: name, "eks.amazonaws.com/nodegroup": "system"}, "annotations": {"kwok.x-k8s.io/node": "fake"}},
+        "spec": {"taints": [{"key": "CriticalAddonsOnly", "effect": "NoSchedule"}]},
+        "status": {"capacity": resources, "allocatable": resources},
+    }
+
+
 def node_pool(name="default", consolidate_after="5s", budget="100%", capacity_types=("on-demand", "spot"), extra=(), class_name="default", labels=None):
     """A NodePool of general-purpose instances. `extra` are more requirements."""
     return {
