@@ -73,8 +73,9 @@ pub fn is_closed(taint: &Taint) -> bool {
 /// Whether the planned taint alone keeps the pods of a node where they are planned, without nominations. They may stray when nodes open
 /// for DaemonSet pods, or are open after a minute, unless the extender's filter keeps them off other nodes.
 pub fn suffices(state: &ClusterState, node: &Node, taint: &Taint, placement: PlacementMode, now: UnixMillis) -> bool {
-    let stays_closed =
-        || is_closed(taint) && !added_at(taint).is_older_than(DAEMONS_FROM, now) && !keeps_daemons_off(state, node, taint);
+    let stays_closed = || {
+        is_closed(taint) && !added_at(taint).is_older_than(DAEMONS_FROM, now) && !keeps_daemons_off(state, node, taint)
+    };
     placement == PlacementMode::Extender || stays_closed()
 }
 
