@@ -139,6 +139,7 @@ class Mirror:
             return list(self.objects[NODES].values())
 
     def pool_nodes(self):
+        """The Nodes of NodePools."""
         return [node for node in self.nodes() if NODE_POOL in node["metadata"].get("labels", {})]
 
     def claims(self):
