@@ -80,7 +80,7 @@ class Demo:
     def row(self, phase):
         cost = self.stowage.cost(self.mirror.claims())
         pods, pending = self.mirror.pods(SPACE), self.mirror.pending(SPACE)
-        self.table.append((phase, len(pods), len(pods) - len(pending), len(self.mirror.pool_nodes()), cost))
+        self.table.append((phase, len(pods), len(pods) - len(pending), len(self.mirror.own_nodes()), cost))
         return cost
 
     # Phases
@@ -103,7 +103,7 @@ class Demo:
         record, planned = self.mirror.record, 0
 
         def state():
-            launched, nodes = len(record.launched), sum(is_true(node, "Ready") for node in self.mirror.pool_nodes())
+            launched, nodes = len(record.launched), sum(is_true(node, "Ready") for node in self.mirror.own_nodes())
             bound = len(self.mirror.pods(SPACE)) - len(self.mirror.pending(SPACE))
             return "progress", f"{len(record.rejected)} rejected  {record.claims_created} NodeClaims  {launched} launched  {nodes} nodes ready  {bound} bound"
 
@@ -119,7 +119,7 @@ class Demo:
         self.wait(done, "all pods bound and all nodes initialized", progress=state)
         self.plans()
         self.first = {pod["metadata"]["uid"] for pod in self.mirror.pods(SPACE)}
-        self.output.print("bound", f"all {count} pods, on {len(self.mirror.pool_nodes())} nodes", "32")
+        self.output.print("bound", f"all {count} pods, on {len(self.mirror.own_nodes())} nodes", "32")
         self.row("after arrival")
 
     def plans(self):
@@ -172,7 +172,7 @@ class Demo:
 
     def shrink(self):
         small = workloads.scaled(self.objects, 1 / 3)
-        count, nodes = workloads.count(small), len(self.mirror.pool_nodes())
+        count, nodes = workloads.count(small), len(self.mirror.own_nodes())
         cost = self.table[-1][-1]
         self.plane.apply(*small)
         self.output.print("scale-down", f"{workloads.count(self.objects)} -> {count} pods")
@@ -180,7 +180,7 @@ class Demo:
 
         def state():
             leaving = sum(terminating(claim) for claim in self.mirror.claims())
-            return "consolidation", f"{len(self.mirror.pods(SPACE))} pods  {len(self.mirror.pool_nodes())} nodes, {leaving} of them leaving"
+            return "consolidation", f"{len(self.mirror.pods(SPACE))} pods  {len(self.mirror.own_nodes())} nodes, {leaving} of them leaving"
 
         def over():
             # Consolidation is over when nothing has changed for some time.
@@ -189,12 +189,12 @@ class Demo:
             settled = self.mirror.all_bound(count, SPACE) and self.mirror.settled()
             if now != last_change[1] or disrupting or not settled:
                 last_change[:] = [time.monotonic(), now]
-            return settled and len(self.mirror.pool_nodes()) < nodes and time.monotonic() - last_change[0] > (10.0 if time.monotonic() < end else 0.0)
+            return settled and len(self.mirror.own_nodes()) < nodes and time.monotonic() - last_change[0] > (10.0 if time.monotonic() < end else 0.0)
 
         end = time.monotonic() + 45.0
         self.wait(over, "nodes gone after the scale-down", progress=state)
         after = self.row("after scale-down")
-        self.output.print("consolidated", f"{nodes} -> {len(self.mirror.pool_nodes())} nodes, {cost:.3f} -> {after:.3f} USD/h", "32")
+        self.output.print("consolidated", f"{nodes} -> {len(self.mirror.own_nodes())} nodes, {cost:.3f} -> {after:.3f} USD/h", "32")
         if after > SHARE_AFTER_SHRINKING * cost:
             raise harness.Failure(f"the cost fell too little: {cost:.3f} USD/h before, {after:.3f} after")
 

@@ -11,7 +11,7 @@ import types
 
 from kubernetes.informer import ADDED, DELETED, MODIFIED, SharedInformer
 
-from kube import CLAIMS, NODE_POOL, NODES, PODS, being_disrupted, bound_to, condition, deleted_at, epoch, is_true, key, owned_by, parsed, planned_pods, reserved_until, terminating
+from kube import CLAIMS, NODE_GROUP, NODES, PODS, being_disrupted, bound_to, condition, deleted_at, epoch, is_true, key, owned_by, parsed, planned_pods, reserved_until, terminating
 from waiting import WaitTimeout, timeout_message
 
 SYNC_TIMEOUT = 30.0  # seconds until every kind has been listed
@@ -138,9 +138,9 @@ class Mirror:
         with self.changed:
             return list(self.objects[NODES].values())
 
-    def pool_nodes(self):
-        """The Nodes of NodePools."""
-        return [node for node in self.nodes() if NODE_POOL in node["metadata"].get("labels", {})]
+    def own_nodes(self):
+        """The Nodes without those of managed node groups."""
+        return [node for node in self.nodes() if NODE_GROUP not in node["metadata"].get("labels", {})]
 
     def claims(self):
         with self.changed:
@@ -164,10 +164,10 @@ class Mirror:
         return (count is None or len(pods) == count) and all(bound_to(pod) in nodes and not terminating(pod) for pod in pods)
 
     def settled(self):
-        """Whether every NodeClaim is initialized and has its Node, and every Node of a NodePool has its NodeClaim."""
+        """Whether every NodeClaim is initialized and has its Node, and every Node outside managed node groups has its NodeClaim."""
         claims = self.claims()
         ready = all(is_true(claim, "Initialized") and not terminating(claim) and self.node_of(claim) for claim in claims)
-        return ready and len(claims) == len(self.pool_nodes())
+        return ready and len(claims) == len(self.own_nodes())
 
     def summary(self, namespace=None):
         """One line on pods, NodeClaims and Nodes, for failure messages."""

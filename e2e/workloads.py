@@ -4,6 +4,8 @@ requests and constraints. Images do not exist, because kwok runs no containers. 
 
 import random
 
+from kube import NODE_GROUP
+
 ZONE, HOST, ARCH = "topology.kubernetes.io/zone", "kubernetes.io/hostname", "kubernetes.io/arch"
 CAPACITY_TYPE = "karpenter.sh/capacity-type"
 ZONES = ["us-east-1a", "us-east-1b", "us-east-1c"]
@@ -35,7 +37,7 @@ def system_node(name):
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": {HOST: name, "eks.amazonaws.com/nodegroup": "system"}, "annotations": {"kwok.x-k8s.io/node": "fake"}},
+        "metadata": {"name": name, "labels": {HOST: name, NODE_GROUP: "system"}, "annotations": {"kwok.x-k8s.io/node": "fake"}},
         "spec": {"taints": [{"key": "CriticalAddonsOnly", "effect": "NoSchedule"}]},
         "status": {"capacity": resources, "allocatable": resources},
     }
