@@ -31,7 +31,8 @@ from waiting import WaitTimeout, wait_until
 
 SPACE = "shop"
 PHASE_TIMEOUT = 120.0  # seconds
-SHARE_AFTER_SHRINKING = 0.6  # of the cost, that a third of the pods may need at most when consolidation is over
+# Of the cost, that a third of the pods may need at most when consolidation is over: spot nodes are not replaced by cheaper spot nodes (as in Karpenter).
+SHARE_AFTER_SHRINKING = 0.7
 ERRORS = (harness.Failure, WaitTimeout, kubernetes.client.ApiException, urllib3.exceptions.HTTPError)
 
 
@@ -129,7 +130,8 @@ class Demo:
         for plan in made[self.plans_printed :]:
             gap = "" if plan["gap"] == "unknown" else f", {plan['gap']} above the lower bound"
             where = f"{plan['nodes']} new nodes" + (f" and {plan['on_existing']} pods on existing nodes" if plan["on_existing"] else "")
-            self.output.print("plan", f"{plan['pods']} pods on {where}: {float(plan['usd_per_hour']):.3f} USD/h{gap}, solved in {plan['solve_ms']} ms")
+            later = f"; {plan['later']} pods are planned again" if plan.get("later") else ""
+            self.output.print("plan", f"{plan['pods']} pods on {where}: {float(plan['usd_per_hour']):.3f} USD/h{gap}, solved in {plan['solve_ms']} ms{later}")
         if len(made) == self.plans_printed:
             return
         self.plans_printed = len(made)

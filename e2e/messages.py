@@ -12,7 +12,7 @@ DRAINING = "draining node"
 # The fields that the tests and the demo read.
 OFFERING = ("instance_type", "zone", "capacity_type", "usd_per_hour")
 FIELDS = {
-    PLANNED: ("pods", "nodes", "on_existing", "usd_per_hour", "gap", "solve_ms"),
+    PLANNED: ("pods", "nodes", "on_existing", "later", "usd_per_hour", "gap", "solve_ms"),
     PLANNED_NODE: OFFERING,
     LAUNCHED: ("claim", "called_ms", *OFFERING),
     CLAIMS_WRITTEN: ("api_us",),

@@ -20,7 +20,7 @@ pub const MAX_REASON: usize = 300;
 pub struct LastPlan {
     pub at: UnixMillis,
     pub took: Duration,
-    /// Pods that it was made for.
+    /// Pods that it has a node for, or leaves out. Those that are planned again are not counted.
     pub pods: usize,
     pub new_nodes: usize,
     /// Pods on nodes that exist or are launching.
@@ -42,7 +42,7 @@ impl LastPlan {
         Self {
             at: snapshot.taken_at,
             took,
-            pods: snapshot.problem.pods.len(),
+            pods: plan.pods().count(),
             new_nodes: plan.new_nodes.len(),
             on_existing: plan.placements.iter().map(|placement| placement.pods.len()).sum(),
             left_out: plan.unschedulable.len(),

@@ -18,6 +18,7 @@ use crate::controllers::provisioning::supply::{self, Trials, isolate_supply, qua
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::last_decisions::LastPlan;
 use crate::decisions::provisioning::batch_window::closes_at;
+use crate::decisions::provisioning::commit::Commit;
 use crate::decisions::provisioning::plan_changes::still_waits;
 use crate::decisions::provisioning::pod_queue::PodQueue;
 use crate::decisions::provisioning::quarantine::Cause;
@@ -36,6 +37,7 @@ const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration:
 pub async fn run(ctx: Arc<Context>) {
     let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
     let (mut queue, mut unschedulable) = (PodQueue::default(), Unschedulable::default());
+    let mut last_pass = Duration::ZERO;
     loop {
         let now = clock::now();
         if queue.has_failed() {
@@ -64,7 +66,10 @@ pub async fn run(ctx: Arc<Context>) {
             Some(window) => {
                 let due = closes_at(&window, ctx.settings.batch);
                 if due <= now {
-                    provision(&ctx, &mut queue, &mut unschedulable, plan).await;
+                    let begun = Instant::now();
+                    let commit = Commit::of(&window, ctx.settings.batch, last_pass, now);
+                    provision(&ctx, &mut queue, &mut unschedulable, plan, commit).await;
+                    last_pass = begun.elapsed();
                 } else {
                     run_loop.next_within(due.saturating_since(now)).await;
                 }
@@ -81,8 +86,15 @@ struct Unschedulable {
     suspects: UnschedulablePods,
 }
 
-/// Plans the pods that wait, and writes the plan: first most of them, then those that new nodes did not take, with what was seen on these.
-async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue, unschedulable: &mut Unschedulable, planner: Planner) {
+/// Plans the pods that wait, and writes the plan as far as it is committed: first most of them, then those that new nodes did not take, with what was
+/// seen on these.
+async fn provision(
+    ctx: &Arc<Context>,
+    queue: &mut PodQueue,
+    unschedulable: &mut Unschedulable,
+    planner: Planner,
+    commit: Commit,
+) {
     let pools = ctx.ready_pools();
     queue.planned_with(&ctx.cluster.read(), &pools, clock::now());
     let mut snapshot = take_snapshot(ctx, &pools);
@@ -90,7 +102,9 @@ async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue, unschedulable: &mut
     let has_suspects = leave_only(ctx, &mut snapshot, Suspects::LeftOut);
     let others = !has_suspects || !snapshot.problem.pods.is_empty();
     if others {
-        let plan = provision_snapshot(ctx, &pools, queue, &mut unschedulable.others, planner, Arc::new(snapshot)).await;
+        let plan =
+            provision_snapshot(ctx, &pools, queue, &mut unschedulable.others, planner, Arc::new(snapshot), commit)
+                .await;
         if let Some(plan) = plan {
             *lock(&ctx.last_plan) = Some(Arc::new(plan));
         }
@@ -102,7 +116,9 @@ async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue, unschedulable: &mut
         snapshot.column_cache = ColumnCache::default();
         lock(&ctx.purchase_backoff).amend(&mut snapshot.problem);
         let suspects = &mut unschedulable.suspects;
-        if let Some(plan) = provision_snapshot(ctx, &pools, queue, suspects, planner, Arc::new(snapshot)).await {
+        if let Some(plan) =
+            provision_snapshot(ctx, &pools, queue, suspects, planner, Arc::new(snapshot), Commit::All).await
+        {
             let mut last = lock(&ctx.last_plan);
             let first = last.take().filter(|_| others);
             *last = Some(Arc::new(plan.after(first.as_deref())));
@@ -125,7 +141,7 @@ fn leave_only(ctx: &Context, snapshot: &mut Snapshot, keep: Suspects) -> bool {
     snapshot.problem.pods.len() < all
 }
 
-/// Plans the pods of a snapshot, and writes the plan. Pods that make the planner panic, or the API server reject a NodeClaim, are left out for
+/// Plans the pods of a snapshot, and writes what is committed of the plan: other pods are planned again. Pods that make the planner panic, or the API server reject a NodeClaim, are left out for
 /// a while, and the others are planned in the same pass. Returns a summary; `None` when no plan was made.
 async fn provision_snapshot(
     ctx: &Arc<Context>,
@@ -134,16 +150,21 @@ async fn provision_snapshot(
     unschedulable: &mut UnschedulablePods,
     planner: Planner,
     snapshot: Arc<Snapshot>,
+    commit: Commit,
 ) -> Option<LastPlan> {
     let mut last = None;
     let mut trials_left = MAX_TRIALS;
     let started = Instant::now();
-    let planned = plan_passing(ctx, planner, &snapshot, &mut trials_left).await;
-    let mut served = BTreeSet::new();
-    if let Some(Planned { snapshot, plan }) = &planned {
+    let mut planned = plan_passing(ctx, planner, &snapshot, &mut trials_left).await;
+    let (mut served, mut later) = (BTreeSet::new(), BTreeSet::new());
+    if let Some(Planned { snapshot, plan }) = &mut planned {
         let took = started.elapsed();
         ctx.metrics.plan_seconds.observe(took.as_secs_f64());
-        log_plan(snapshot, plan, took);
+        let gap = gap(plan);
+        let problem = &snapshot.problem;
+        let uncommitted = commit.apply(problem, plan, queue.first_seen());
+        later.extend(uncommitted.into_iter().map(|pod| Arc::clone(&problem.pods[pod].key)));
+        log_plan(snapshot, plan, &gap, later.len(), took);
         last = Some(LastPlan::of(snapshot, plan, took));
         let writer = PlanWriter { ctx, pools, snapshot, plan, of_move: None };
         let mut written = writer.write(queue.first_seen()).await;
@@ -158,7 +179,7 @@ async fn provision_snapshot(
         for (index, pod) in snapshot.problem.pods.iter().enumerate() {
             if served.contains(&*pod.key) {
                 quarantine.release(&pod.class);
-            } else if still_waits(&state, &snapshot, index) {
+            } else if !later.contains(&pod.key) && still_waits(&state, &snapshot, index) {
                 queue.fail(&pod.key, now);
             }
         }
@@ -212,19 +233,26 @@ fn report_panicked(ctx: &Arc<Context>, snapshot: &Snapshot) {
     quarantine_sources(ctx, sources.into_iter(), false);
 }
 
-fn log_plan(snapshot: &Snapshot, plan: &Plan, took: Duration) {
-    let on_existing: usize = plan.placements.iter().map(|placement| placement.pods.len()).sum();
+/// What the cost of a plan is above its lower bound.
+fn gap(plan: &Plan) -> String {
     let gap = plan.lower_bound.filter(|bound| bound.0 > 0).map(|bound| {
         let over = plan.cost.0.saturating_sub(bound.0);
         format!("{}.{}%", over * 100 / bound.0, over * 1_000 / bound.0 % 10)
     });
+    gap.unwrap_or_else(|| "unknown".into())
+}
+
+/// What is committed of a plan with this gap, and how many pods are planned again.
+fn log_plan(snapshot: &Snapshot, plan: &Plan, gap: &str, later: usize, took: Duration) {
+    let on_existing: usize = plan.placements.iter().map(|placement| placement.pods.len()).sum();
     tracing::info!(
-        pods = snapshot.problem.pods.len(),
+        pods = plan.pods().count(),
         nodes = plan.new_nodes.len(),
         on_existing,
         unschedulable = plan.unschedulable.len(),
+        later,
         usd_per_hour = plan.cost.usd(),
-        gap = gap.unwrap_or_else(|| "unknown".into()),
+        gap,
         optimal = plan.optimal,
         solve_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
         "planned"

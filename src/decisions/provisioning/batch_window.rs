@@ -47,9 +47,17 @@ impl BatchLimits {
 /// Without unattempted pods, no pod is about to join: the batch closes after [`QUIET_PERIOD`]. Pods that are created and bound at once don't count.
 /// Otherwise it closes [`BatchLimits::idle`] after its newest pod. It never stays open longer than [`BatchLimits::max`].
 pub fn closes_at(window: &BatchWindow, limits: BatchLimits) -> UnixMillis {
+    quiet_from(window, limits).min(window.opened + limits.max).max(window.opened)
+}
+
+/// Whether no pod is about to join: otherwise the batch closes because its first pod has waited for [`BatchLimits::max`].
+pub fn is_over(window: &BatchWindow, limits: BatchLimits, now: UnixMillis) -> bool {
+    quiet_from(window, limits) <= now
+}
+
+fn quiet_from(window: &BatchWindow, limits: BatchLimits) -> UnixMillis {
     let wait = if window.unattempted == 0 { QUIET_PERIOD.min(limits.idle) } else { limits.idle };
-    let idle_end = window.latest + wait;
-    idle_end.min(window.opened + limits.max).max(window.opened)
+    window.latest + wait
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! Provisioning: which pods are planned together and when, which are left out, and how a plan changes the plans on existing NodeClaims.
+//! Provisioning: which pods are planned together and when, what is purchased of a plan, which are left out, and how a plan changes the plans on existing NodeClaims.
 
 pub mod batch_window;
 pub mod certain_rejections;
+pub mod commit;
 pub mod culprit_search;
 pub mod plan_changes;
 pub mod pod_queue;

@@ -1,7 +1,8 @@
-//! The result: a rehearsal of the binding, choices of each new node, the plan, why a pod is unschedulable, and feedback to the next solve.
+//! The result: a rehearsal of the binding, choices of each new node, the plan, which of its nodes depend on each other, why a pod is unschedulable, and feedback to the next solve.
 
 pub mod assemble;
 pub mod choices;
+pub mod dependencies;
 pub mod explain;
 pub mod feedback;
 pub mod new_nodes;

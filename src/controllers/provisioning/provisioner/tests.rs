@@ -55,7 +55,7 @@ async fn provisioned(world: &World, planner: Planner, passes: usize) -> (BTreeSe
     let ctx = world.api.context(Arc::clone(&world.cloud) as Arc<dyn Cloud>, PlacementMode::Nominate);
     let mut queue = PodQueue::default();
     for _ in 0..passes {
-        provision(&ctx, &mut queue, &mut Unschedulable::default(), planner).await;
+        provision(&ctx, &mut queue, &mut Unschedulable::default(), planner, Commit::All).await;
     }
     for _ in 0..500 {
         tokio::task::yield_now().await;
@@ -129,7 +129,7 @@ async fn a_pod_whose_node_claim_is_rejected_is_left_out_and_its_neighbors_are_pl
     );
     let requests = world.api.lines().len();
     let mut queue = PodQueue::default();
-    provision(&ctx, &mut queue, &mut Unschedulable::default(), plan).await;
+    provision(&ctx, &mut queue, &mut Unschedulable::default(), plan, Commit::All).await;
     assert_eq!(world.api.lines().len(), requests, "nothing is written for it before its time is over");
 }
 
@@ -343,7 +343,7 @@ async fn daemon_sets_that_the_planner_panics_over_are_left_out_and_nothing_else_
             daemon_set(&ctx, name);
         }
         let mut queue = PodQueue::default();
-        provision(&ctx, &mut queue, &mut Unschedulable::default(), panics_over_daemons).await;
+        provision(&ctx, &mut queue, &mut Unschedulable::default(), panics_over_daemons, Commit::All).await;
         for _ in 0..500 {
             tokio::task::yield_now().await;
         }
@@ -373,7 +373,7 @@ async fn a_search_for_daemon_sets_ends_after_a_bounded_number_of_plans() {
     pending(&world, "a", "1500m");
     let ctx = world.api.context(Arc::clone(&world.cloud) as Arc<dyn Cloud>, PlacementMode::Nominate);
     (0..80).for_each(|at| daemon_set(&ctx, &format!("{}-{at}", if at % 2 == 0 { "ok" } else { "poison" })));
-    provision(&ctx, &mut PodQueue::default(), &mut Unschedulable::default(), counted).await;
+    provision(&ctx, &mut PodQueue::default(), &mut Unschedulable::default(), counted, Commit::All).await;
     let plans = PLANS.load(std::sync::atomic::Ordering::SeqCst);
     assert!(plans <= supply::MAX_TRIALS + 5, "{plans} plans");
     assert!(lock(&ctx.supply_quarantine).counts(clock::now())[2] >= 40);

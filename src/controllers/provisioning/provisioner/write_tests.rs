@@ -201,7 +201,7 @@ async fn nothing_is_purchased_or_held_for_a_pod_that_does_not_wait_any_more() {
     }
     let ctx = Arc::clone(CONTEXT.get_or_init(|| world.context()));
     let mut queue = PodQueue::default();
-    provision(&ctx, &mut queue, &mut Unschedulable::default(), slow).await;
+    provision(&ctx, &mut queue, &mut Unschedulable::default(), slow, Commit::All).await;
     assert!(!queue.has_failed(), "a pod that was created again under its name is planned soon");
     let state = ctx.cluster.read();
     let planned = |(name, claim): (&String, &Arc<NodeClaim>)| {
@@ -213,6 +213,36 @@ async fn nothing_is_purchased_or_held_for_a_pod_that_does_not_wait_any_more() {
         planned,
         ["n/small-2 with what it has", "n/small-4 with 200m", "n/waits with 1500m"].map(String::from).into()
     );
+}
+
+/// While pods arrive, a plan purchases the nodes of those that have waited long enough.
+#[tokio::test]
+async fn pods_on_nodes_that_are_not_committed_yet_are_planned_again() {
+    let world = world();
+    pending(&world, "first", "1500m");
+    let ctx = world.context();
+    let mut queue = PodQueue::default();
+    let observe = |queue: &mut PodQueue, now| {
+        let (state, mut backoff) = (ctx.cluster.read(), lock(&ctx.purchase_backoff));
+        let (holds, demand) = (ctx.derived.holds(&state, now), ctx.derived.demand(&state, now));
+        queue.observe(&state, &holds, &demand, &mut lock(&ctx.quarantine), &mut backoff, now)
+    };
+    let begin = clock::now();
+    observe(&mut queue, begin);
+    let rejected = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
+    let container = json!({"name": "c", "image": "i", "resources": {"requests": {"cpu": "1500m"}}});
+    let second = pod("second", &json!({"spec": {"containers": [container]}, "status": {"conditions": [rejected]}}));
+    ctx.cluster.update(|state| state.apply_pod(&second, begin + Duration::from_secs(5)));
+    observe(&mut queue, begin + Duration::from_secs(6));
+    let planned = || ctx.cluster.read().planned.values().flat_map(|plan| plan.pods.clone()).collect::<BTreeSet<_>>();
+    for (since, expected) in [(2, vec!["n/first"]), (2, vec!["n/first"]), (5, vec!["n/first", "n/second"])] {
+        let commit = Commit::WaitingSince(begin + Duration::from_secs(since));
+        provision(&ctx, &mut queue, &mut Unschedulable::default(), plan, commit).await;
+        assert_eq!(planned(), expected.into_iter().map(String::from).collect(), "{since}");
+        assert!(!queue.has_failed(), "it waits for nothing but its turn");
+    }
+    let created = world.api.lines().iter().filter(|line| *line == "POST nodeclaims").count();
+    assert_eq!(created, 2);
 }
 
 #[tokio::test]
