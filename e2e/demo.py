@@ -239,6 +239,9 @@ def run(output, directory, pods, keep):
         stowage = harness.Stowage(plane, "extender", boot_delay="2s-4s")
         try:
             stowage.install()
+            # For half a minute after the CRDs are installed, its garbage collector asks for the owner of each NodeClaim, a third of all requests in a burst.
+            plane.script("stop-component", plane.dir, "kube-controller-manager")
+            plane.script("start-component", plane.dir, "kube-controller-manager")
             output.print("install", f"helm chart installed: CRDs, RBAC, webhook at {stowage.url}/mutate")
             stowage.start()
             stowage.scheduler()
