@@ -121,7 +121,7 @@ pub(crate) fn thirty_days() -> Option<String> {
 }
 
 /// A requirement on a label of the node, with Karpenter's `minValues`.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Hash, JsonSchema, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Requirement {
     /// Label key.

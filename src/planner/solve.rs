@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::model::units::MicroUsd;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::real;
+use crate::planner::columns::relevant_pools::with_relevant_pools;
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::columns::table::ColumnCache;
 use crate::planner::groups::group::Group;
@@ -20,7 +21,7 @@ use crate::planner::output::assemble::assemble;
 use crate::planner::output::feedback::{feedback, placed_per_place};
 use crate::planner::output::plan::Plan;
 use crate::planner::output::rehearsal::withdraw_unbindable;
-use crate::planner::output::restore::restore;
+use crate::planner::output::restore::{restore, restore_pools};
 use crate::planner::pack::colocation::buy_for_affinity_groups;
 use crate::planner::pack::existing::fill_existing;
 use crate::planner::pack::refill::refill_purchased;
@@ -66,8 +67,16 @@ pub fn plan_with(problem: &Problem, cache: &ColumnCache, effort: Effort) -> Plan
     }
 }
 
-/// Plans all pods at once; in order of priority only if a pod lost its capacity to a pod of lower priority.
+/// [`plan_relevant`] with the NodePools that matter.
 fn plan_resolved(problem: &Problem, cache: &ColumnCache, effort: Effort) -> Plan {
+    match with_relevant_pools(problem) {
+        Some(reduced) => restore_pools(plan_relevant(&reduced.problem, cache, effort), &reduced),
+        None => plan_relevant(problem, cache, effort),
+    }
+}
+
+/// Plans all pods at once; in order of priority only if a pod lost its capacity to a pod of lower priority.
+fn plan_relevant(problem: &Problem, cache: &ColumnCache, effort: Effort) -> Plan {
     let (plan, displaced_priority) = solve_to_fixpoint(problem, cache, effort, false);
     if displaced_priority.is_some() && displaced_priority > lowest_priority_placed(problem, &plan) {
         solve_to_fixpoint(problem, cache, effort, true).0

@@ -177,8 +177,13 @@ impl World {
     /// Plans, and checks the plan with the independent checker.
     pub fn plan(&self) -> Plan {
         let plan = crate::planner::plan(&self.problem, &self.column_cache);
-        checker::check(&self.problem, &plan).unwrap();
+        self.check(&plan);
         plan
+    }
+
+    /// Checks a plan with the independent checker.
+    pub fn check(&self, plan: &Plan) {
+        checker::check(&self.problem, plan).unwrap();
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod bitset;
 pub mod daemons;
 pub mod dims;
+pub mod relevant_pools;
 pub mod sets;
 pub mod table;
 pub mod variants;

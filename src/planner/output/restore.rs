@@ -1,6 +1,7 @@
-//! Maps the plan of a problem with resolved volumes back to the problem that was given.
+//! Maps the plan of a problem with resolved volumes, or with fewer NodePools, back to the problem that was given.
 
 use crate::model::resources::attached_by;
+use crate::planner::columns::relevant_pools::Reduced;
 use crate::planner::input::volumes::resolve::Resolved;
 use crate::planner::output::plan::{Plan, Unschedulable};
 
@@ -17,5 +18,18 @@ pub(crate) fn restore(mut plan: Plan, resolved: Resolved) -> Plan {
     let refused = resolved.refused.into_iter().map(|(pod, why)| Unschedulable { pod, reason: why.to_string() });
     plan.unschedulable.extend(refused);
     plan.unschedulable.sort_by_key(|unschedulable| unschedulable.pod);
+    plan
+}
+
+/// The plan with the indexes of the given NodePools. The reasons why pods are unschedulable say that there are others.
+pub(crate) fn restore_pools(mut plan: Plan, reduced: &Reduced) -> Plan {
+    for node in &mut plan.new_nodes {
+        node.pool = reduced.pools[node.pool];
+    }
+    for pod in plan.unschedulable.iter_mut().filter(|pod| pod.reason.contains("NodePool ")) {
+        let others = reduced.left_out;
+        pod.reason
+            .push_str(&format!("; {others} other NodePools are like one of these, or not for any pod of this plan"));
+    }
     plan
 }

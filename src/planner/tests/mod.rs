@@ -16,6 +16,7 @@ mod optimum;
 mod places;
 mod pools;
 mod properties;
+mod relevant_pools;
 mod requirements;
 mod resources;
 mod settings;
