@@ -26,10 +26,9 @@ pub(crate) fn restore_pools(mut plan: Plan, reduced: &Reduced) -> Plan {
     for node in &mut plan.new_nodes {
         node.pool = reduced.pools[node.pool];
     }
+    let more = format!("; {} other NodePools are like one of these, or not for any pod of this plan", reduced.left_out);
     for pod in plan.unschedulable.iter_mut().filter(|pod| pod.reason.contains("NodePool ")) {
-        let others = reduced.left_out;
-        pod.reason
-            .push_str(&format!("; {others} other NodePools are like one of these, or not for any pod of this plan"));
+        pod.reason.push_str(&more);
     }
     plan
 }
