@@ -130,7 +130,7 @@ class Demo:
         for plan in made[self.plans_printed :]:
             gap = "" if plan["gap"] == "unknown" else f", {plan['gap']} above the lower bound"
             where = f"{plan['nodes']} new nodes" + (f" and {plan['on_existing']} pods on existing nodes" if plan["on_existing"] else "")
-            later = f"; {plan['later']} pods are planned again" if plan.get("later") else ""
+            later = f"; {plan['later']} pods are planned again" if plan["later"] else ""
             self.output.print("plan", f"{plan['pods']} pods on {where}: {float(plan['usd_per_hour']):.3f} USD/h{gap}, solved in {plan['solve_ms']} ms{later}")
         if len(made) == self.plans_printed:
             return

@@ -15,7 +15,7 @@ use crate::planner::input::pool::Pool;
 use crate::planner::input::problem::Problem;
 
 /// NodePools up to which all are kept, so that the column table stays the same from plan to plan, and reasons name each of them.
-const FEW_POOLS: usize = 16;
+const FEW_POOLS: usize = 128;
 /// Comparisons of NodePools with what pods ask for, of each kind; NodePools beyond that are kept.
 const MAX_COMPARISONS: usize = 1_000_000;
 
@@ -25,8 +25,6 @@ pub(crate) struct Reduced {
     pub problem: Problem,
     /// Indexes of its NodePools in the given problem.
     pub pools: Vec<usize>,
-    /// Number of the others.
-    pub left_out: usize,
 }
 
 /// The problem with the NodePools that matter to its plan; `None` where all do, or where they are few. The plan is the same.
@@ -56,10 +54,9 @@ pub(crate) fn reduced(problem: &Problem) -> Option<Reduced> {
         pools.extend(problem.pools_by_name().next().map(|(at, _)| at));
     }
     pools.sort_unstable();
-    let left_out = problem.pools.len() - pools.len();
-    (left_out > 0).then(|| {
+    (pools.len() < problem.pools.len()).then(|| {
         let kept = pools.iter().map(|at| problem.pools[*at].clone()).collect();
-        Reduced { problem: Problem { pools: kept, ..problem.clone() }, pools, left_out }
+        Reduced { problem: Problem { pools: kept, ..problem.clone() }, pools }
     })
 }
 
@@ -91,12 +88,12 @@ impl<'p> Asked<'p> {
         let mut seen = HashSet::new();
         let mut fresh = |class: &'p Arc<PodClass>| seen.insert(Arc::as_ptr(class)).then_some(&**class);
         let classes: Vec<&PodClass> = problem.pods.iter().filter_map(|pod| fresh(&pod.class)).collect();
-        let mut all = classes.clone();
-        all.extend(problem.daemons.iter().filter_map(|daemon| fresh(&daemon.class)));
-        all.extend(problem.nodes.iter().flat_map(|node| node.pods.iter()).filter_map(|pod| fresh(&pod.class)));
+        let daemons: Vec<&PodClass> = problem.daemons.iter().filter_map(|daemon| fresh(&daemon.class)).collect();
+        // Of the pods that run, only these keep others off new nodes.
+        let running = problem.nodes.iter().flat_map(|node| node.pods.exclusive()).filter_map(fresh);
         let mut sets: HashMap<&str, HashSet<&ValueSet>> = HashMap::new();
-        let mut keys = BTreeSet::new();
-        for class in all {
+        let mut keys: BTreeSet<&str> = running.flat_map(|class| &class.anti_affinity).map(|term| &*term.key).collect();
+        for class in classes.iter().copied().chain(daemons) {
             let preferred = class.preferred_nodes.iter().map(|(_, term)| term);
             for (key, set) in
                 class.node_terms.iter().chain(&class.volume_terms).chain(preferred).flat_map(|term| term.labels.iter())

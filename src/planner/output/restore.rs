@@ -26,9 +26,8 @@ pub(crate) fn restore_pools(mut plan: Plan, reduced: &Reduced) -> Plan {
     for node in &mut plan.new_nodes {
         node.pool = reduced.pools[node.pool];
     }
-    let more = format!("; {} other NodePools are like one of these, or not for any pod of this plan", reduced.left_out);
     for pod in plan.unschedulable.iter_mut().filter(|pod| pod.reason.contains("NodePool ")) {
-        pod.reason.push_str(&more);
+        pod.reason.push_str("; other NodePools are like one of these, or not for any pod of this plan");
     }
     plan
 }
