@@ -117,7 +117,7 @@ fn evaluate(
     before: impl Fn(Step, &str),
 ) -> (Holds, Vec<(String, Panic)>) {
     let (mut holds, mut panics) = (Holds::default(), Vec::new());
-    let mut open = Displaced::new();
+    let (mut open, mut strays) = (Displaced::new(), BTreeMap::new());
     let mut names: Vec<&String> = state.held_after(now).map(|(_, name)| name).collect();
     names.sort_unstable();
     names.dedup();
@@ -134,11 +134,12 @@ fn evaluate(
             named_holds(state, planned, now)
         } else {
             match catch(own) {
-                Ok((live, displaced)) => {
-                    if !displaced.is_empty() {
-                        open.insert(name, displaced);
+                Ok(own) => {
+                    if !own.displaced.is_empty() {
+                        open.insert(name, own.displaced);
                     }
-                    live
+                    strays.extend(own.strays.into_iter().map(|pod| (pod.clone(), name.clone())));
+                    own.live
                 }
                 Err(panic) => {
                     panics.push((name.clone(), panic));
@@ -194,7 +195,7 @@ fn evaluate(
         });
     }
     holds.by_claim.retain(|_, live| !live.is_empty());
-    holds.strays = of_owners.into_values().flat_map(|of_owner| of_owner.strays).collect();
+    holds.strays = of_owners.into_values().flat_map(|of_owner| of_owner.strays).chain(strays).collect();
     (holds, panics)
 }
 
@@ -350,15 +351,19 @@ fn is_successor(pod: &PodRecord, planned_at: UnixMillis) -> bool {
     created.is_ok_and(|created| created >= planned_at.0.div_euclid(1_000))
 }
 
-/// The holds of the pods that a plan names, and the displaced pods that are gone.
-fn own_holds<'a>(
-    state: &ClusterState,
-    claim: &NodeClaim,
-    planned: &'a PlanRecord,
-    now: UnixMillis,
-) -> (Vec<Hold>, Vec<(&'a String, &'a Owner)>) {
+/// What follows from the pods that a plan names.
+#[derive(Default)]
+struct OwnHolds<'a> {
+    live: Vec<Hold>,
+    /// Displaced pods that are gone.
+    displaced: Vec<(&'a String, &'a Owner)>,
+    /// Pods whose successors have the same names, as those of a StatefulSet, and were bound elsewhere.
+    strays: Vec<&'a String>,
+}
+
+fn own_holds<'a>(state: &ClusterState, claim: &NodeClaim, planned: &'a PlanRecord, now: UnixMillis) -> OwnHolds<'a> {
     let node = state.node_of(claim).map(|node| node.name_any());
-    let (mut live, mut displaced) = (Vec::new(), Vec::new());
+    let OwnHolds { mut live, mut displaced, mut strays } = OwnHolds::default();
     for key in planned.pods.iter().filter(|key| planned.until(key) > now) {
         let until = planned.until(key);
         let record = state.pods.get(key).filter(|record| record.active());
@@ -366,8 +371,13 @@ fn own_holds<'a>(
             (Some(record), owner) if record.node.is_none() && record.deleted_at.is_none() => {
                 live.push(hold(state, key, Some(key), owner, until));
             }
-            // Bound to the planned node: the hold is over.
+            // Bound to the planned node, or to a third one as a pod of the same name: the hold is over.
             (Some(record), _) if record.node.is_some() && record.node.as_deref() == node.as_deref() => {}
+            (Some(record), Some(Owner { node: Some(source), .. }))
+                if record.node.as_ref().is_some_and(|node| **node != **source) =>
+            {
+                strays.push(key)
+            }
             // Still running on the node that it is displaced from, and its successor does not exist.
             (Some(record), Some(owner)) if record.deleted_at.is_none() && !record.has_surged() => {
                 live.push(hold(state, key, None, Some(owner), until));
@@ -376,7 +386,7 @@ fn own_holds<'a>(
             _ => {}
         }
     }
-    (live, displaced)
+    OwnHolds { live, displaced, strays }
 }
 
 /// Whether the NodeClaim that a pod was moved from is gone.

@@ -147,7 +147,7 @@ pub const CLUSTER_NAME_TAGGED: &str = "compatibility.karpenter.k8s.aws/cluster-n
 pub const INSTANCE_PROFILE_NAME: &str = "karpenter.k8s.aws/instance-profile-name";
 /// Pods that a NodeClaim was purchased for: a JSON list of `namespace/name`.
 pub const PLANNED_PODS: &str = "stowage.dev/planned-pods";
-/// Owner by pod, for the planned pods that were displaced from another node: a JSON object of `{"uid", "at_ms", "until_ms", "source"}`.
+/// Owner by pod, for the planned pods that were displaced from another node: a JSON object of `{"uid", "at_ms", "until_ms", "source", "node"}`.
 pub const PLANNED_OWNERS: &str = "stowage.dev/planned-owners";
 /// The offering that the plan assumed: `type/zone/capacity-type`.
 pub const PLANNED_OFFERING: &str = "stowage.dev/planned-offering";

@@ -52,6 +52,16 @@ pub struct Owner {
     /// NodeClaim that the pod is moved from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
+    /// Node that the pod is moved from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+}
+
+/// Where a pod is moved from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MoveSource {
+    pub claim: String,
+    pub node: String,
 }
 
 /// What the owners of pods that a move plans have in addition.
@@ -59,8 +69,8 @@ pub struct Owner {
 pub struct MoveTerms {
     /// When the move is given up.
     pub until: UnixMillis,
-    /// NodeClaim by pod.
-    pub sources: BTreeMap<Arc<str>, String>,
+    /// By pod.
+    pub sources: BTreeMap<Arc<str>, MoveSource>,
     /// Of consolidation: the replacements in a row that its new nodes are the last of ([`crate::model::labels::REPLACEMENT_GENERATION`]).
     pub generation: Option<u8>,
 }
@@ -68,11 +78,13 @@ pub struct MoveTerms {
 impl Owner {
     /// The controller of a displaced pod, which a move plans if there are terms.
     pub fn of(uid: &str, pod: &str, planned_at: UnixMillis, terms: Option<&MoveTerms>) -> Self {
+        let source = terms.and_then(|terms| terms.sources.get(pod));
         Self {
             uid: uid.to_owned(),
             planned_at,
             until: terms.map(|terms| terms.until),
-            source: terms.and_then(|terms| terms.sources.get(pod).cloned()),
+            source: source.map(|source| source.claim.clone()),
+            node: source.map(|source| source.node.clone()),
         }
     }
 }

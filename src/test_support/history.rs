@@ -286,11 +286,14 @@ impl History {
         let mut meta = self.meta(name);
         let planned: Vec<&str> =
             NAMES.iter().enumerate().filter(|(at, _)| pods >> at & 1 == 1).map(|(_, pod)| *pod).collect();
+        let source = picked(bits, 26, 4);
+        let source = (source > 0).then(|| format!("node-{}", source - 1));
+        let owner = |at: usize| json!({"uid": format!("owner-{}", 1 + at / 2 % 2), "at_ms": 900_000, "node": source});
         let owners: serde_json::Map<String, Value> = planned
             .iter()
             .enumerate()
             .filter(|(at, _)| at % 2 == 0)
-            .map(|(at, pod)| ((*pod).to_owned(), json!({"uid": format!("owner-{}", 1 + at / 2 % 2), "at_ms": 900_000})))
+            .map(|(at, pod)| ((*pod).to_owned(), owner(at)))
             .collect();
         let until = UnixMillis(self.now.0 + [-5_000, 500, 1_200, 60_000][picked(bits, 0, 4) as usize]);
         meta["annotations"] = json!({(labels::PLANNED_PODS): json!(planned).to_string(),

@@ -89,7 +89,7 @@ async fn reserve_again(ctx: &Arc<Context>, one: &Progress) {
             Err(why) => return roll_back(ctx, &one, &why).await,
         };
         for part in parts {
-            let (until, sources) = (one.record.give_up, part.claims_by_pod());
+            let (until, sources) = (one.record.give_up, part.sources_by_pod());
             let terms = MoveTerms { until, sources, generation: None };
             let Some(why) = reserve(ctx, &[], &part, &terms).await else { continue };
             if attempt == ATTEMPTS {

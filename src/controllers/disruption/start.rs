@@ -100,7 +100,7 @@ async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: Disrup
     let pods = one.pods();
     let terms = MoveTerms {
         until: record.give_up,
-        sources: one.claims_by_pod(),
+        sources: one.sources_by_pod(),
         generation: (reason == DisruptionReason::Underutilized).then(|| one.generation(now)),
     };
     if let Some(why) = reserve(ctx, pools, &one, &terms).await {

@@ -120,14 +120,17 @@ async fn reconcile(ctx: &Context, nominations: &mut Nominations, logged: &mut Ra
             }
         })
         .await;
-    let mut refused: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut withdrawn: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (claim, pod) in actions.strayed {
+        withdrawn.entry(claim).or_default().insert(pod);
+    }
     for Withdrawal { claim, planned, pod } in actions.withdraw {
         if logged.admit(1, MAX_LOGGED, now) == 1 {
             tracing::info!(claim, pod, "kube-scheduler refuses the pod on its planned node, planning it again");
         }
-        refused.entry(claim).or_default().insert(planned);
+        withdrawn.entry(claim).or_default().insert(planned);
     }
-    stream::iter(refused)
+    stream::iter(withdrawn)
         .for_each_concurrent(CONCURRENCY, async |(claim, planned)| {
             withdraw(ctx, claim, &planned.iter().map(String::as_str).collect()).await;
         })

@@ -11,6 +11,7 @@ use crate::model::offering::CapacityType;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
 use crate::planner::output::plan::{Choice, ExistingNodePlacement, Plan, PlannedNode};
+use crate::state::plan_record::MoveSource;
 use crate::state::snapshot::Snapshot;
 
 /// Nodes that are removed together, and where their pods go.
@@ -56,10 +57,10 @@ impl Move {
     /// # Errors
     /// Of so few types, an offering costs no more than its launch may.
     pub fn limit_alternatives(&mut self) -> Result<(), usize> {
-        let (problem, claims) = (&self.snapshot.problem, self.claims_by_pod());
+        let (problem, sources) = (&self.snapshot.problem, self.sources_by_pod());
         for node in &mut self.plan.new_nodes {
             let pods = node.pods.iter().map(|pod| &problem.pods[*pod].key);
-            let replaced: BTreeSet<&String> = pods.filter_map(|key| claims.get(key)).collect();
+            let replaced: BTreeSet<&String> = pods.filter_map(|key| Some(&sources.get(key)?.claim)).collect();
             let replaces_one = replaced.len() == 1 && replaced.iter().all(|claim| self.sources[*claim].is_spot);
             if replaces_one && is_spot(node) {
                 let allowed = |choice: &&Choice| node.max_price.is_none_or(|most| choice.price <= most);
@@ -106,10 +107,11 @@ impl Move {
         self.plan.placements.iter().filter(move |placement| is_meant(refs[placement.node].claim.as_ref()))
     }
 
-    /// The NodeClaim that each pod is moved from.
-    pub fn claims_by_pod(&self) -> BTreeMap<Arc<str>, String> {
+    /// Where each pod is moved from.
+    pub fn sources_by_pod(&self) -> BTreeMap<Arc<str>, MoveSource> {
         let of_source = |(claim, facts): (&String, &Arc<NodeFacts>)| {
-            facts.pods.iter().map(|entry| (Arc::clone(&entry.key), claim.clone())).collect::<Vec<_>>()
+            let source = MoveSource { claim: claim.clone(), node: facts.node.clone() };
+            facts.pods.iter().map(|entry| (Arc::clone(&entry.key), source.clone())).collect::<Vec<_>>()
         };
         self.sources.iter().flat_map(of_source).collect()
     }

@@ -430,3 +430,26 @@ fn a_move_keeps_room_while_the_pod_runs_or_its_source_is_there() {
     state.apply_claim(longer);
     assert_eq!((held(&state, last), held(&state, SOON)), (0, 0), "it is not kept again");
 }
+
+/// A pod of a StatefulSet has the name of the one that it succeeds.
+#[test]
+fn a_successor_of_the_same_name_that_is_bound_elsewhere_ends_the_hold() {
+    for (case, source, node, is_held) in [
+        ("runs on its old node", Some("node-old"), "node-old", true),
+        ("was created again, and runs on a third node", Some("node-old"), "node-third", false),
+        ("was created again, and runs on the planned node", Some("node-old"), "node-new", false),
+        ("may run on its old node, which the plan does not name", None, "node-third", true),
+    ] {
+        let owner = json!({"uid": "s", "at_ms": 5_000, "until_ms": 100_000, "source": "old", "node": source});
+        let plan = json!({(labels::PLANNED_PODS): "[\"n/s-0\"]", (labels::HOLD_UNTIL): LATER,
+            (labels::PLANNED_OWNERS): json!({"n/s-0": owner}).to_string()});
+        let mut state = ClusterState::default();
+        put_node(&mut state, "old", &json!({}));
+        put_node(&mut state, "new", &plan);
+        put(&mut state, "s-0", "s", Some(node));
+        let holds = resolve(&state, UnixMillis(6_000));
+        assert_eq!(holds_of(&holds, "new").len(), usize::from(is_held), "the pod {case}");
+        let stray = (node == "node-third" && !is_held).then(|| ("n/s-0".to_owned(), "new".to_owned()));
+        assert_eq!(holds.strays, stray.into_iter().collect(), "the pod {case}");
+    }
+}

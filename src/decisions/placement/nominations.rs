@@ -83,6 +83,8 @@ pub struct NominationActions {
     pub renew: Vec<String>,
     /// Pods to withdraw from their plans.
     pub withdraw: Vec<Withdrawal>,
+    /// Claims, each with the pod that its plan names and that was bound elsewhere: the next pod of this name must not get this hold back.
+    pub strayed: Vec<(String, String)>,
     /// Pods to nominate, by node.
     pub nominate: BTreeMap<String, Vec<PodRef>>,
     /// Nodes to update, so that kube-scheduler retries the pods that only the extender rejected.
@@ -136,8 +138,10 @@ impl Nominations {
         }
         self.nominated.retain(|_, at| !at.is_older_than(RENOMINATE_PERIOD, now));
         self.progress.expire(now);
+        let is_named = |(pod, claim): &(&String, &String)| state.plan_index.claims_of(pod).any(|other| other == *claim);
+        let strayed = holds.strays.iter().filter(is_named).map(|(pod, claim)| (claim.clone(), pod.clone())).collect();
         if placement == PlacementMode::Off {
-            return NominationActions { ended, bound_after, ..NominationActions::default() };
+            return NominationActions { ended, bound_after, strayed, ..NominationActions::default() };
         }
         let renew = self.progress.to_renew(state, holds, now);
         let withdraw = self.refusals.choose(state, holds, &self.progress, now);
@@ -152,7 +156,7 @@ impl Nominations {
                 open_nodes(state, holds).find(|(claim, _)| waited_for(claim)).map(|(_, node)| node.name_any());
             trigger = self.nodes_to_update(freed, awaited, now);
         }
-        NominationActions { ended, bound_after, renew, withdraw, nominate, trigger }
+        NominationActions { ended, bound_after, renew, withdraw, strayed, nominate, trigger }
     }
 
     /// How long the nodes of the pods that were bound as planned had been ready.

@@ -208,7 +208,7 @@ async fn a_pod_that_was_bound_meanwhile_gets_room_under_every_failure() {
     };
     insta::assert_snapshot!(transcript(setup, passed).await, @r#"
     undisturbed: passed
-      PATCH nodeclaims/target {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME","stowage.dev/planned-owners":"{\"n/late\":{\"at_ms\":MILLIS,\"source\":\"source\",\"uid\":\"r\",\"until_ms\":MILLIS},\"n/on-source\":{\"at_ms\":1,\"uid\":\"r\",\"until_ms\":MILLIS}}","stowage.dev/planned-pods":"[\"n/on-source\",\"n/late\"]"}}}
+      PATCH nodeclaims/target {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME","stowage.dev/planned-owners":"{\"n/late\":{\"at_ms\":MILLIS,\"node\":\"source\",\"source\":\"source\",\"uid\":\"r\",\"until_ms\":MILLIS},\"n/on-source\":{\"at_ms\":1,\"uid\":\"r\",\"until_ms\":MILLIS}}","stowage.dev/planned-pods":"[\"n/on-source\",\"n/late\"]"}}}
       changes nodeclaims/target (metadata.annotations)
     again: passed, 1 write, differs: nodeclaims/source (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     PATCH nodeclaims/target

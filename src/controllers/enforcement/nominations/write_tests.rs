@@ -340,3 +340,43 @@ async fn a_refused_pod_is_withdrawn_from_its_plan_under_every_failure() {
       crash after: stopped; again: two passes, no write, as undisturbed
     "#);
 }
+
+/// The pod s-0 was to move to the node of c, and its successor runs elsewhere: when that ends, the next one must not get the hold back.
+#[tokio::test]
+async fn a_pod_bound_elsewhere_under_its_name_is_withdrawn_from_its_plan_under_every_failure() {
+    let strayed = |placement| {
+        let api = FakeApi::default();
+        let owner = json!({"uid": "s", "at_ms": 0, "until_ms": 4_000_000_000_000_i64, "source": "old", "node": "old"});
+        let plan = json!({(labels::PLANNED_PODS): "[\"n/s-0\"]", (labels::HOLD_UNTIL): LATER,
+            (labels::PLANNED_OWNERS): json!({"n/s-0": owner}).to_string()});
+        api.put(&claim("c", &json!({"metadata": {"annotations": plan}, "status": launched("i-1", &["Launched"])})));
+        api.put(&node("x", &json!({"spec": {"providerID": "aws:///z/i-1"}})));
+        api.put(&node("third", &json!({})));
+        let owners =
+            json!([{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "s", "uid": "s", "controller": true}]);
+        let meta = json!({"ownerReferences": owners, "creationTimestamp": "1970-01-01T00:00:09Z"});
+        api.put(&pod("s-0", &json!({"metadata": meta, "spec": {"nodeName": "third"}})));
+        World { placement, ..World::new(api) }
+    };
+    let pass = async |ctx: Arc<Context>| {
+        reconcile(&ctx, &mut Nominations::new(clock::now()), &mut RateCap::default(), clock::now()).await;
+        format!("stray: {}", ctx.metrics.holds_ended.with_label_values(&["stray"]).get())
+    };
+    let text = transcript(|| strayed(PlacementMode::Nominate), pass).await;
+    assert_eq!(text, transcript(|| strayed(PlacementMode::Off), pass).await);
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: stray: 1
+      PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME","stowage.dev/planned-owners":"{}","stowage.dev/planned-pods":"[]"}}}
+      changes nodeclaims/c (metadata.annotations)
+    again: stray: 0, no write, as undisturbed
+    PATCH nodeclaims/c
+      written by another | lost answer: stray: 1; again: stray: 0, no write, as undisturbed
+      409 | 422: stray: 1; again: stray: 1, 1 write, as undisturbed
+      404: stray: 1; again: stray: 0, no write, differs: -nodeclaims/c
+      429, Retry-After 2 s, once: stray: 1, sent 2 times in 2 s; again: stray: 0, no write, as undisturbed
+      504: stray: 1, sent 7 times; again: stray: 1, 1 write, as undisturbed
+      no answer: waits forever; again: stray: 1, 1 write, as undisturbed
+      crash before: stopped; again: stray: 1, 1 write, as undisturbed
+      crash after: stopped; again: stray: 0, no write, as undisturbed
+    "#);
+}
