@@ -109,6 +109,13 @@ class Mirror:
             # A burst is thousands of events: evaluating the predicate for each would take CPU time from the service under test.
             time.sleep(0.05)
 
+    def ended(self, namespace):
+        """What is known of the pods of a namespace that are gone."""
+        with self.changed:
+            there = {pod["metadata"]["uid"] for pod in self.objects[PODS].values()}
+            gone = [uid for uid, name in self.record.pod_keys.items() if name.startswith(f"{namespace}/") and uid not in there]
+            return [self.record.end_of(uid) for uid in gone]
+
     @contextlib.contextmanager
     def sampling(self, measure):
         """Collects the value of `measure()` after every event; yields the list."""
@@ -214,6 +221,13 @@ class Record:
         # another node than the pod's, is no second reservation.
         self.doubly_planned = []
         self.claims_created = 0
+
+    def end_of(self, uid):
+        """A line about a pod that is gone."""
+        bound, node, planned = self.bound.get(uid, (None, None, None))
+        times = {"bound": bound, "terminating": self.left.get(uid)}
+        times = ", ".join(f"{what} after {time - self.created[uid]:.1f} s" for what, time in times.items() if time)
+        return f"{self.pod_keys[uid]} is gone: on {node}, planned on {planned}, {times}"
 
     def on_event(self, kind, event, item, now):
         if kind == PODS:

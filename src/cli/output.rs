@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -20,7 +21,19 @@ pub struct JsonPlan<'p> {
     lower_bound_usd_per_hour: Option<f64>,
     gap_percent: Option<f64>,
     optimal: bool,
+    /// Until the plan can be launched.
     solve_seconds: f64,
+    /// Then, until the bound is proven.
+    prove_seconds: f64,
+}
+
+/// How long a plan took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Times {
+    /// Until it can be launched.
+    pub solve: Duration,
+    /// Then, until its bound is proven.
+    pub prove: Duration,
 }
 
 #[derive(Serialize)]
@@ -72,7 +85,7 @@ struct JsonUnschedulable<'p> {
 }
 
 /// The JSON form of a plan; the contract of `stowage simulate --output json`.
-pub fn json<'p>(problem: &'p Problem, plan: &'p Plan, seconds: f64) -> JsonPlan<'p> {
+pub fn json<'p>(problem: &'p Problem, plan: &'p Plan, times: Times) -> JsonPlan<'p> {
     let keys = |pods: &[usize]| pods.iter().map(|pod| problem.pods[*pod].key.as_ref()).collect();
     let node = |node: &'p PlannedNode| {
         let (cpu_percent, memory_percent) = filled(node)?;
@@ -102,7 +115,8 @@ pub fn json<'p>(problem: &'p Problem, plan: &'p Plan, seconds: f64) -> JsonPlan<
         lower_bound_usd_per_hour: plan.lower_bound.map(MicroUsd::usd),
         gap_percent: gap_percent(plan),
         optimal: plan.optimal,
-        solve_seconds: seconds,
+        solve_seconds: times.solve.as_secs_f64(),
+        prove_seconds: times.prove.as_secs_f64(),
     }
 }
 
@@ -208,7 +222,7 @@ pub fn placed(plan: &Plan) -> usize {
 ///
 /// # Errors
 /// `out` cannot be written to.
-pub fn table(problem: &Problem, plan: &Plan, seconds: f64, out: &mut dyn Write) -> std::io::Result<()> {
+pub fn table(problem: &Problem, plan: &Plan, times: Times, out: &mut dyn Write) -> std::io::Result<()> {
     writeln!(
         out,
         "{:>6}  {:<16} {:<20} {:<12} {:<10} {:>12} {:>7} {:>5} {:>5}  NEXT BEST",
@@ -240,7 +254,8 @@ pub fn table(problem: &Problem, plan: &Plan, seconds: f64, out: &mut dyn Write) 
         let optimal = if plan.optimal { ", optimal" } else { "" };
         write!(out, ", lower bound {:.4} (gap {gap:.1} %{optimal})", bound.usd())?;
     }
-    writeln!(out, ", planned in {:.1} ms", seconds * 1e3)?;
+    let [solve, prove] = [times.solve, times.prove].map(|time| time.as_secs_f64() * 1e3);
+    writeln!(out, ", planned in {solve:.1} ms, bound proven in {prove:.1} ms")?;
     for (reason, pods) in reasons(problem, plan) {
         let (first, more) = (pods[0], pods.len() - 1);
         let others = if more == 0 { String::new() } else { format!(" and {more} more") };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
 
-use crate::cli::output::{filled, gap_percent, next_best, placed, reasons, rows};
+use crate::cli::output::{Times, filled, gap_percent, next_best, placed, reasons, rows};
 use crate::planner::input::problem::Problem;
 use crate::planner::output::plan::{Plan, PlannedNode};
 
@@ -60,7 +60,7 @@ fn hue(name: &str) -> u64 {
 ///
 /// # Errors
 /// `out` cannot be written to.
-pub fn write(problem: &Problem, plan: &Plan, seconds: f64, out: &mut dyn Write) -> std::io::Result<()> {
+pub fn write(problem: &Problem, plan: &Plan, times: Times, out: &mut dyn Write) -> std::io::Result<()> {
     write!(
         out,
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Stowage plan</title>\
@@ -74,7 +74,9 @@ pub fn write(problem: &Problem, plan: &Plan, seconds: f64, out: &mut dyn Write) 
         tile(format!("{:.4}", bound.usd()), "lower bound, USD per hour")?;
         tile(format!("{gap:.1} %"), if plan.optimal { "gap, optimal" } else { "gap" })?;
     }
-    tile(format!("{:.1} ms", seconds * 1e3), "planned in")?;
+    for (time, what) in [(times.solve, "planned in"), (times.prove, "bound proven in")] {
+        tile(format!("{:.1} ms", time.as_secs_f64() * 1e3), what)?;
+    }
     writeln!(out, "</div>")?;
     unschedulable(problem, plan, out)?;
     kinds(problem, plan, out)?;

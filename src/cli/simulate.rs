@@ -13,6 +13,7 @@ use crate::api::NodePool;
 use crate::api::conditions::READY;
 use crate::cli::aws::gate;
 use crate::cli::manifests::{Input, InputError};
+use crate::cli::output::Times;
 use crate::cli::planning::PlanArgs;
 use crate::cli::{output, page};
 use crate::cloud::catalog::{EBS_DRIVER, NodeSettings, RawCatalog, SpotPricing, embedded, parse};
@@ -93,15 +94,17 @@ pub fn run(args: &SimulateArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
         eprintln!("skipped {count} {kind}");
     }
     let start = Instant::now();
-    let found = plan(&problem, &ColumnCache::default());
-    let seconds = start.elapsed().as_secs_f64();
+    let mut found = plan(&problem, &ColumnCache::default());
+    let solve = start.elapsed();
+    found.prove();
+    let times = Times { solve, prove: start.elapsed().saturating_sub(solve) };
     match args.output {
         Output::Json => {
-            serde_json::to_writer(&mut *out, &output::json(&problem, &found, seconds)).context("writing the plan")?;
+            serde_json::to_writer(&mut *out, &output::json(&problem, &found, times)).context("writing the plan")?;
             writeln!(out)?;
         }
-        Output::Table => output::table(&problem, &found, seconds, out).context("writing the plan")?,
-        Output::Html => page::write(&problem, &found, seconds, out).context("writing the plan")?,
+        Output::Table => output::table(&problem, &found, times, out).context("writing the plan")?,
+        Output::Html => page::write(&problem, &found, times, out).context("writing the plan")?,
     }
     Ok(if found.unschedulable.is_empty() { ALL_FIT } else { SOME_DO_NOT_FIT })
 }

@@ -80,6 +80,8 @@ pub struct Context {
     pub claims_created: Notify,
     /// A batch of pods is open or being planned.
     pub is_planning: AtomicBool,
+    /// One for each proof of a written plan that may run.
+    pub proof_slots: Arc<Semaphore>,
     pub confirmed_drains: ConfirmedDrains,
     /// Claims whose drain is in the log.
     pub drains_logged: ClaimSet,
@@ -157,6 +159,7 @@ impl Context {
             caps,
             claims_created,
             is_planning: AtomicBool::new(false),
+            proof_slots: Arc::new(Semaphore::new(1)),
             confirmed_drains,
             drains_logged: ClaimSet::default(),
             quarantine,

@@ -28,6 +28,7 @@ use crate::planner::pack::refill::refill_purchased;
 use crate::planner::pack::reserved::{Reservations, fill_reservations};
 use crate::planner::pack::strategy::{Bought, buy_best};
 use crate::planner::patterns::improve::improve_by_patterns;
+use crate::planner::patterns::proof::Proof;
 use crate::planner::pricing::lower_bound::{LowerBound, is_exact_bound, lower_bound};
 use crate::planner::pricing::subproblem::Subproblem;
 use crate::planner::state::feedback::Feedback;
@@ -135,7 +136,7 @@ fn solve_once(
     let state = &mut state;
 
     let strategies = if effort == Effort::Normal { usize::MAX } else { 1 };
-    let mut bound: Option<Option<LowerBound>> = None;
+    let (mut bound, mut proof): (Option<Option<LowerBound>>, Option<Proof>) = (None, None);
     // Whether the purchases of a pass are for all pods of the bound.
     let mut is_whole = false;
     let tiers = tiers(state.column_sets);
@@ -168,7 +169,7 @@ fn solve_once(
             }
             let known = bound.as_mut().and_then(Option::as_mut).filter(|_| is_whole);
             if effort == Effort::Normal {
-                improve_by_patterns(state, &mut subproblem, known);
+                proof = improve_by_patterns(state, &mut subproblem, known).or(proof);
             }
             is_whole = false;
         }
@@ -183,7 +184,8 @@ fn solve_once(
     let nothing_to_buy = state.purchased.is_empty() && state.demand.is_empty();
     let bound = bound.flatten().map(|bound| bound.cost).or(nothing_to_buy.then_some(0.0));
     let feedback = feedback(state, room, by_priority);
-    (assemble(state, bound, &turns), feedback)
+    let plan = assemble(state, bound, &turns);
+    (Plan { proof: proof.filter(|_| !plan.optimal).map(Box::new), ..plan }, feedback)
 }
 
 /// Priorities to place in order, highest first; `[None]` places all pods at once.

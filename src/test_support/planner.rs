@@ -174,9 +174,9 @@ impl World {
         self.problem.daemons.push(daemon);
     }
 
-    /// Plans, and checks the plan with the independent checker.
+    /// Plans, proves the plan, and checks it with the independent checker.
     pub fn plan(&self) -> Plan {
-        let plan = crate::planner::plan(&self.problem, &self.column_cache);
+        let plan = proven(&self.problem, &self.column_cache);
         self.check(&plan);
         plan
     }
@@ -185,6 +185,13 @@ impl World {
     pub fn check(&self, plan: &Plan) {
         checker::check(&self.problem, plan).unwrap();
     }
+}
+
+/// A plan with what can be proven of it.
+pub(crate) fn proven(problem: &Problem, cache: &ColumnCache) -> Plan {
+    let mut plan = crate::planner::plan(problem, cache);
+    plan.prove();
+    plan
 }
 
 pub(crate) fn pod(

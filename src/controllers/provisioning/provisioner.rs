@@ -30,6 +30,7 @@ use crate::planner::plan;
 use crate::state::instance_types::ReadyPool;
 use crate::state::snapshot::Snapshot;
 use crate::sync::lock;
+use crate::sync::panics::catch;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_secs(1) };
 
@@ -184,10 +185,30 @@ async fn provision_snapshot(
             }
         }
     }
-    if let Some(Planned { snapshot, plan }) = &planned {
-        emit_plan_events(ctx, unschedulable, snapshot, plan, pools.is_empty());
+    if let Some(Planned { snapshot, plan }) = planned {
+        emit_plan_events(ctx, unschedulable, &snapshot, &plan, pools.is_empty());
+        prove(ctx, plan);
     }
     last
+}
+
+/// Proves the lower bound of a written plan, and logs it if it is raised. Nobody waits for it; not while that of an earlier plan is proven.
+fn prove(ctx: &Context, mut plan: Plan) {
+    let slot = Arc::clone(&ctx.proof_slots).try_acquire_owned();
+    let Some(slot) = slot.ok().filter(|_| plan.proof.is_some()) else { return };
+    tokio::task::spawn_blocking(move || {
+        let (begun, known) = (Instant::now(), plan.lower_bound);
+        match catch(|| plan.prove()) {
+            Ok(()) if plan.lower_bound > known => {
+                let prove_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+                let usd_per_hour = plan.cost.usd();
+                tracing::info!(usd_per_hour, gap = gap(&plan), optimal = plan.optimal, prove_ms, "proved lower bound");
+            }
+            Ok(()) => {}
+            Err(panic) => tracing::error!(%panic, "the proof of a lower bound panicked"),
+        }
+        drop(slot);
+    });
 }
 
 /// Plans all pods but those that the planner panics over, which are quarantined, and so are NodePools and nodes. `None` when it panics whatever it plans.

@@ -65,7 +65,7 @@ impl Commit {
             plan.cost = MicroUsd(
                 plan.new_nodes.iter().filter_map(|node| node.choices.first()).map(|choice| choice.price.0).sum(),
             );
-            (plan.lower_bound, plan.optimal) = (None, false);
+            (plan.lower_bound, plan.optimal, plan.proof) = (None, false, None);
         }
         later
     }
@@ -76,7 +76,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::test_support::planner::{World, ZONE, affinity};
+    use crate::test_support::planner::{World, ZONE, affinity, spread};
 
     const NOW: UnixMillis = UnixMillis(10_000);
 
@@ -138,6 +138,18 @@ mod tests {
         let whole = plan.clone();
         assert!(Commit::All.apply(&world.problem, &mut plan, &BTreeMap::new()).is_empty());
         assert_eq!(plan, whole);
+    }
+
+    #[test]
+    fn nothing_is_proven_of_a_part_of_a_plan() {
+        let mut world = World::new();
+        let labels = json!({"app": "p"});
+        world.pods("p", 6, &labels, "3", "2Gi", &spread(ZONE, &labels, &json!({})));
+        let mut plan = crate::planner::plan(&world.problem, &world.column_cache);
+        assert!(plan.proof.is_some());
+        Commit::WaitingSince(UnixMillis(0)).apply(&world.problem, &mut plan, &BTreeMap::new());
+        plan.prove();
+        assert_eq!((plan.lower_bound, plan.optimal), (None, false));
     }
 
     #[test]

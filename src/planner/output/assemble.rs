@@ -18,24 +18,9 @@ pub(crate) fn assemble(state: &mut PlanState<'_, '_>, lower_bound: Option<f64>, 
     let mut plan = Plan { placements: placements(state, &mut pods), ..Plan::default() };
     plan.new_nodes = new_nodes(state, &mut pods);
     plan.cost = MicroUsd(plan.new_nodes.iter().filter_map(|n| n.choices.first()).map(|c| c.price.0).sum());
-    #[allow(clippy::cast_possible_truncation)]
-    let bound = lower_bound.map(|bound| MicroUsd((bound * (1.0 - 1e-9)).floor() as i64));
-    // A plan that leaves pods out may cost less than the bound for all pods: then the bound says nothing.
     plan.unschedulable = unschedulable(state, &mut pods);
-    let is_complete = plan.unschedulable.is_empty();
-    debug_assert!(
-        !is_complete || bound.is_none_or(|bound| bound <= plan.cost),
-        "{bound:?} is no bound of {:?}",
-        plan.cost
-    );
-    plan.lower_bound = bound.filter(|bound| *bound <= plan.cost);
-    // The bound is rounded down.
-    let reached = plan.lower_bound.is_some_and(|bound| plan.cost.0 <= bound.0 + 1);
-    // Other pods on the existing nodes could leave cheaper ones.
-    let fixed = plan.placements.is_empty() || plan.new_nodes.is_empty();
-    plan.optimal = reached && fixed && plan.unschedulable.is_empty();
-    if plan.optimal {
-        plan.lower_bound = Some(plan.cost);
+    if let Some(bound) = lower_bound {
+        plan.raise_bound(bound);
     }
     plan
 }

@@ -1,4 +1,4 @@
-//! The pattern search as a stage of the solver: a bound of whole pods, and cheaper purchases, of all pods at once or of those of a few nodes.
+//! The pattern search as a stage of the solver: values of whole pods, and cheaper purchases, of all pods at once or of those of a few nodes.
 
 use std::collections::BTreeSet;
 
@@ -8,15 +8,16 @@ use crate::planner::columns::dims::real;
 use crate::planner::pack::min_values::is_strict;
 use crate::planner::patterns::neighborhoods::Neighborhoods;
 use crate::planner::patterns::node_kinds::{Kinds, Part, Scope};
+use crate::planner::patterns::proof::Proof;
 use crate::planner::patterns::search::PatternSearch;
 use crate::planner::pricing::lower_bound::LowerBound;
 use crate::planner::pricing::subproblem::Subproblem;
 use crate::planner::state::demand::pattern::{Pattern, add_pods};
 use crate::planner::state::plan_state::PlanState;
 
-/// Effort of the bound. It does not change the plan, except that a plan is no longer improved once its bound shows that it is optimal.
+/// Effort of the bound and of its proof.
 struct Effort {
-    /// Work of column generation, and kinds of pods above which it is not worth its time.
+    /// Work of column generation, and kinds of pods above which it is not worth its time: it does not end then.
     bound_work: usize,
     bound_kinds: usize,
     /// Steps of branch and bound, and kinds and number of pods above which it is not worth its time.
@@ -26,7 +27,7 @@ struct Effort {
 }
 
 const QUICK: Effort =
-    Effort { bound_work: 250_000, bound_kinds: 320, branch_steps: 200_000, branch_kinds: 40, branch_pods: 300 };
+    Effort { bound_work: 250_000, bound_kinds: 64, branch_steps: 200_000, branch_kinds: 40, branch_pods: 300 };
 /// With `--prove`.
 const THOROUGH: Effort = Effort {
     bound_work: 50_000_000,
@@ -35,18 +36,16 @@ const THOROUGH: Effort = Effort {
     branch_kinds: 80,
     branch_pods: 1_000,
 };
-/// Ceilings that branch and bound tries.
-const MAX_PROOFS: usize = 4;
 /// Pods above which neither is worth its time: the plan is found in a fraction of a second, and its cost is near the bound.
 pub(crate) const MAX_PODS: usize = 2_000;
 
 /// Replaces purchased nodes by cheaper ones for the same pods. Raises `bound`, a lower bound on the cost of nodes for at least the pods of the
-/// purchased nodes, to one of whole pods; `None` where none is known.
+/// purchased nodes, to one of whole pods; `None` where none is known. Returns the proof that may raise it further.
 pub(crate) fn improve_by_patterns(
     state: &mut PlanState<'_, '_>,
     subproblem: &mut Subproblem,
     mut bound: Option<&mut LowerBound>,
-) {
+) -> Option<Proof> {
     // What no NodePool had the budget for may replace a node.
     subproblem.reset_exhausted();
     let movable: BTreeSet<usize> =
@@ -59,14 +58,15 @@ pub(crate) fn improve_by_patterns(
         || counts.iter().sum::<usize>() > MAX_PODS
         || bound.as_ref().is_some_and(|bound| bound.is_reached(state))
     {
-        return;
+        return None;
     }
+    let mut proof = None;
     let mut values = bound.as_ref().map(|bound| bound.values.clone()).filter(|values| !values.is_empty());
     if let Some(bound) = bound.as_deref_mut().filter(|_| movable.len() == state.purchased.len()) {
-        raise_bound(state, &counts, bound);
+        proof = raise_bound(state, &counts, bound);
         values = Some(bound.values.clone());
         if bound.is_reached(state) {
-            return;
+            return proof;
         }
     }
     // The values are those of paid prices.
@@ -89,9 +89,10 @@ pub(crate) fn improve_by_patterns(
         price: &|column| state.column_sets.columns[column].price,
         keeps_rules: &|_| true,
     };
-    let Some(kinds) = Kinds::of(state, &scope, usize::MAX) else { return };
-    let mut neighborhoods = Neighborhoods::new(kinds, values, is_feasible);
-    neighborhoods.search(state, movable, bound.as_deref());
+    if let Some(kinds) = Kinds::of(state, &scope, usize::MAX) {
+        Neighborhoods::new(kinds, values, is_feasible).search(state, movable, bound.as_deref());
+    }
+    proof
 }
 
 /// Whether the pods of a purchased node may be packed again.
@@ -105,7 +106,7 @@ fn may_move(state: &PlanState<'_, '_>, subproblem: &Subproblem, at: usize) -> bo
 
 /// Raises a bound and its values, for these pods without the choices of the planner: any required column, paid prices, and host rules that
 /// hold in every plan only. A spread over hosts caps a node only while another node has fewer pods.
-fn raise_bound(state: &mut PlanState<'_, '_>, counts: &[usize], bound: &mut LowerBound) {
+fn raise_bound(state: &mut PlanState<'_, '_>, counts: &[usize], bound: &mut LowerBound) -> Option<Proof> {
     let effort = if state.column_sets.problem.settings.prove { &THOROUGH } else { &QUICK };
     let parts = parts(state, counts);
     let group = |item: usize| &state.demand.groups[state.demand.items[item].group];
@@ -116,9 +117,9 @@ fn raise_bound(state: &mut PlanState<'_, '_>, counts: &[usize], bound: &mut Lowe
         price: &|column| state.column_sets.columns[column].paid,
         keeps_rules: &|item| !group(item).class.spread.iter().any(over_hosts),
     };
-    let Some(kinds) = Kinds::of(state, &scope, effort.bound_kinds) else { return };
+    let kinds = Kinds::of(state, &scope, effort.bound_kinds)?;
     let values = kinds.least_values(&bound.values);
-    let Some(mut search) = PatternSearch::new(kinds, values, !bound.values.is_empty()) else { return };
+    let mut search = PatternSearch::new(kinds, values, !bound.values.is_empty())?;
     for pattern in known_patterns(state, &search.kinds, counts.len()) {
         search.add_known(&pattern);
     }
@@ -133,29 +134,8 @@ fn raise_bound(state: &mut PlanState<'_, '_>, counts: &[usize], bound: &mut Lowe
         bound.values.iter_mut().filter(|value| value.is_infinite()).for_each(|value| *value = 0.0);
     }
     let pods: usize = counts.iter().sum();
-    if search.kinds.pods.len() <= effort.branch_kinds && pods <= effort.branch_pods {
-        raise_by_branching(&mut search, effort.branch_steps, paid, bound);
-    }
-}
-
-/// Raises a bound by proofs that no nodes cost less than `paid`, or than a part of the difference.
-fn raise_by_branching(search: &mut PatternSearch, mut steps: usize, paid: i64, bound: &mut LowerBound) {
-    let mut ceiling = real(paid);
-    for _ in 0..MAX_PROOFS {
-        if bound.cost >= ceiling || search.bound <= 0.0 {
-            return;
-        }
-        // Prices are whole micro-USD.
-        let branched = search.branch(ceiling - 0.5, steps);
-        if branched.is_proven {
-            let price = |(node, _): &(usize, Pattern)| search.kinds.nodes[*node].price;
-            let cheapest = branched.nodes.map_or(ceiling, |nodes| nodes.iter().map(price).sum());
-            bound.cost = bound.cost.max(cheapest);
-            return;
-        }
-        ceiling = bound.cost.midpoint(ceiling).floor();
-        steps /= 2;
-    }
+    let is_small = search.kinds.pods.len() <= effort.branch_kinds && pods <= effort.branch_pods;
+    is_small.then(|| Proof::new(search, effort.branch_steps))
 }
 
 /// The pods by the columns that any plan may use: those that a spread requires in the domain of the item, and others.
@@ -214,7 +194,7 @@ mod tests {
 
     const CHEAPEST: [&str; 2] = ["a1.x16 in z-a: p 5", "a1.x4 in z-a: p 1"];
 
-    /// Improves one node of 16 CPUs for each of six pods of 3 CPUs, and returns the nodes and the bound, in micro-USD per hour.
+    /// Improves one node of 16 CPUs for each of six pods of 3 CPUs, and returns the nodes and the proven bound, in micro-USD per hour.
     fn improved(pool: Value, spec: &Value, bound: Option<f64>) -> (Vec<String>, Option<f64>) {
         let mut world = World::with_pools(&[("default", pool)]);
         world.pods("p", 6, &json!({"app": "p"}), "3", "2Gi", spec);
@@ -223,9 +203,10 @@ mod tests {
         (0..6).for_each(|_| purchase(&mut state, "a1.x16", "z-a", &[("p", 1)]));
         let mut subproblem = subproblem(&mut state);
         let mut bound = bound.map(|cost| LowerBound { cost, values: Vec::new() });
-        improve_by_patterns(&mut state, &mut subproblem, bound.as_mut());
+        let proof = improve_by_patterns(&mut state, &mut subproblem, bound.as_mut());
         assert_eq!(remaining(&state), "");
-        (purchased(&state), bound.map(|bound| bound.cost))
+        let proven = |bound: LowerBound| proof.map_or(bound.cost, |proof| proof.raise(bound.cost, state.cost()));
+        (purchased(&state), bound.map(proven))
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub mod knapsack;
 pub mod master;
 pub mod neighborhoods;
 pub mod node_kinds;
+pub mod proof;
 pub mod search;
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub(crate) struct NodeKind {
 }
 
 /// The kinds of pods and nodes of a demand.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Kinds {
     pub pods: Vec<PodKind>,
     pub nodes: Vec<NodeKind>,

@@ -56,6 +56,7 @@ struct Promising {
 }
 
 /// A search with all patterns that it has found.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PatternSearch {
     pub kinds: Kinds,
     /// Price of the cheapest node for one pod of each kind.

@@ -8,7 +8,7 @@ use crate::model::units::{Bytes, MicroUsd};
 use crate::planner::columns::table::ColumnCache;
 use crate::planner::output::plan::Plan;
 use crate::planner::tests::volumes;
-use crate::test_support::planner::{HOST, World, ZONE, affinity, spread};
+use crate::test_support::planner::{HOST, World, ZONE, affinity, proven, spread};
 
 #[derive(Clone, Debug)]
 struct Workload {
@@ -165,8 +165,8 @@ proptest! {
     ) {
         let mut world = world(&workloads, nodes, limit, features);
         let plan = world.plan();
-        prop_assert_eq!(&plan, &crate::planner::plan(&world.problem, &ColumnCache::default()), "without a cache");
-        prop_assert_eq!(&plan, &crate::planner::plan(&world.problem, &world.column_cache), "with the cache");
+        prop_assert_eq!(&plan, &proven(&world.problem, &ColumnCache::default()), "without a cache");
+        prop_assert_eq!(&plan, &proven(&world.problem, &world.column_cache), "with the cache");
         if let (Some(bound), true) = (plan.lower_bound, plan.unschedulable.is_empty()) {
             prop_assert!(bound <= plan.cost, "bound {:?} over cost {:?}", bound, plan.cost);
         }
