@@ -376,7 +376,7 @@ fn own_holds<'a>(state: &ClusterState, claim: &NodeClaim, planned: &'a PlanRecor
             (Some(record), Some(Owner { node: Some(source), .. }))
                 if record.node.as_ref().is_some_and(|node| **node != **source) =>
             {
-                strays.push(key)
+                strays.push(key);
             }
             // Still running on the node that it is displaced from, and its successor does not exist.
             (Some(record), Some(owner)) if record.deleted_at.is_none() && !record.has_surged() => {

@@ -51,7 +51,7 @@ pub const ENTRIES: &[Entry] = &[
         labels::PLANNED_OWNERS,
         "NodeClaim",
         STOWAGE,
-        "for displaced pods: the `uid` of the controller and the time of the plan (`at_ms`), by pod, and for pods of a move the NodeClaim that they leave (`source`), until whose \
+        "for displaced pods: the `uid` of the controller and the time of the plan (`at_ms`), by pod, and for pods of a move the NodeClaim and the Node that they leave (`source`, `node`), until whose \
          end, and until which time at most (`until_ms`), room is kept. A successor pod takes the reserved room",
     ),
     entry(
