@@ -23,7 +23,7 @@ pub struct JsonPlan<'p> {
     optimal: bool,
     /// Until the plan can be launched.
     solve_seconds: f64,
-    /// Then, until the bound is proven.
+    /// Of the proof of its bound after that.
     prove_seconds: f64,
 }
 
@@ -32,7 +32,7 @@ pub struct JsonPlan<'p> {
 pub struct Times {
     /// Until it can be launched.
     pub solve: Duration,
-    /// Then, until its bound is proven.
+    /// Of the proof of its bound after that; zero if there is none to make.
     pub prove: Duration,
 }
 
@@ -254,8 +254,11 @@ pub fn table(problem: &Problem, plan: &Plan, times: Times, out: &mut dyn Write) 
         let optimal = if plan.optimal { ", optimal" } else { "" };
         write!(out, ", lower bound {:.4} (gap {gap:.1} %{optimal})", bound.usd())?;
     }
-    let [solve, prove] = [times.solve, times.prove].map(|time| time.as_secs_f64() * 1e3);
-    writeln!(out, ", planned in {solve:.1} ms, bound proven in {prove:.1} ms")?;
+    write!(out, ", planned in {:.1} ms", times.solve.as_secs_f64() * 1e3)?;
+    if !times.prove.is_zero() {
+        write!(out, ", then proof in {:.1} ms", times.prove.as_secs_f64() * 1e3)?;
+    }
+    writeln!(out)?;
     for (reason, pods) in reasons(problem, plan) {
         let (first, more) = (pods[0], pods.len() - 1);
         let others = if more == 0 { String::new() } else { format!(" and {more} more") };

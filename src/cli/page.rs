@@ -74,7 +74,8 @@ pub fn write(problem: &Problem, plan: &Plan, times: Times, out: &mut dyn Write) 
         tile(format!("{:.4}", bound.usd()), "lower bound, USD per hour")?;
         tile(format!("{gap:.1} %"), if plan.optimal { "gap, optimal" } else { "gap" })?;
     }
-    for (time, what) in [(times.solve, "planned in"), (times.prove, "bound proven in")] {
+    let times = [(times.solve, "planned in"), (times.prove, "then proof in")];
+    for (time, what) in times.into_iter().filter(|(time, _)| !time.is_zero()) {
         tile(format!("{:.1} ms", time.as_secs_f64() * 1e3), what)?;
     }
     writeln!(out, "</div>")?;

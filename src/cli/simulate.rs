@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -95,9 +95,10 @@ pub fn run(args: &SimulateArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
     }
     let start = Instant::now();
     let mut found = plan(&problem, &ColumnCache::default());
-    let solve = start.elapsed();
+    let (solve, is_unproven) = (start.elapsed(), found.proof.is_some());
     found.prove();
-    let times = Times { solve, prove: start.elapsed().saturating_sub(solve) };
+    let prove = if is_unproven { start.elapsed().saturating_sub(solve) } else { Duration::ZERO };
+    let times = Times { solve, prove };
     match args.output {
         Output::Json => {
             serde_json::to_writer(&mut *out, &output::json(&problem, &found, times)).context("writing the plan")?;

@@ -84,7 +84,7 @@ pub struct Plan {
     pub lower_bound: Option<MicroUsd>,
     /// Whether no plan for these pods costs less: the bound reaches the cost, and every pod is placed.
     pub optimal: bool,
-    /// What may still be proven of it.
+    /// What may still be proven of it, unless it is optimal.
     pub proof: Option<Box<Proof>>,
 }
 
@@ -92,7 +92,7 @@ impl Plan {
     /// Raises its lower bound as far as that can be proven, of a plan as it was made. Takes up to about 50 ms, with `--prove` a second. Nodes and pods
     /// do not change.
     pub fn prove(&mut self) {
-        if let Some(proof) = self.proof.take().filter(|_| !self.optimal) {
+        if let Some(proof) = self.proof.take() {
             let known = self.lower_bound.map_or(0.0, |bound| real(bound.0));
             self.raise_bound(proof.raise(known, self.cost.0));
         }

@@ -132,7 +132,7 @@ fn clusters_through_to_a_plan() {
         for now in [NOW, UnixMillis(0), UnixMillis(i64::MAX)] {
             let request = SnapshotRequest { pools: &pools, settings: &settings, now };
             let snapshot = derived.snapshot(&state, request);
-            crate::planner::plan(&snapshot.problem, &snapshot.column_cache);
+            crate::planner::plan(&snapshot.problem, &snapshot.column_cache).prove();
             let _ = ViewCache::default().update(&state, &derived.holds(&state, now), now);
         }
         for object in &applied {
