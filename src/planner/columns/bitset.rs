@@ -1,5 +1,6 @@
 //! A fixed-size set of column indexes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A set of small integers, as a bit vector. Clones share it until one is changed.
@@ -72,17 +73,28 @@ impl Bits {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = usize> {
-        self.words.iter().enumerate().flat_map(|(at, word)| {
-            let mut rest = *word;
-            std::iter::from_fn(move || {
-                (rest != 0).then(|| {
-                    let bit = rest.trailing_zeros() as usize;
-                    rest &= rest - 1;
-                    at * 64 + bit
-                })
+        members(&self.words, 0)
+    }
+
+    /// The members in a range.
+    pub fn within(&self, range: Range<usize>) -> impl Iterator<Item = usize> {
+        let (first, end) = (range.start / 64, range.end.div_ceil(64).max(range.start / 64));
+        members(&self.words[first..end], first).filter(move |at| range.contains(at))
+    }
+}
+
+/// The members in some of the words, of which the first has the number `first`.
+fn members(words: &[u64], first: usize) -> impl Iterator<Item = usize> {
+    words.iter().enumerate().flat_map(move |(at, word)| {
+        let mut rest = *word;
+        std::iter::from_fn(move || {
+            (rest != 0).then(|| {
+                let bit = rest.trailing_zeros() as usize;
+                rest &= rest - 1;
+                (first + at) * 64 + bit
             })
         })
-    }
+    })
 }
 
 #[cfg(test)]
@@ -105,5 +117,9 @@ mod tests {
         assert_eq!(both.iter().collect::<Vec<_>>(), [129]);
         b.or(&a);
         assert!(b.contains(3) && !b.contains(4) && b.len() == 2);
+        for range in [0..130, 3..4, 4..129, 4..130, 64..130, 129..130, 130..130, 5..5] {
+            let members: Vec<usize> = b.iter().filter(|at| range.contains(at)).collect();
+            assert_eq!(b.within(range.clone()).collect::<Vec<_>>(), members, "{range:?}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! From the final plan state to the plan: pods by index, sorted nodes, and a reason for each unschedulable pod.
 
 use crate::model::units::MicroUsd;
-use crate::planner::output::explain::explain;
+use crate::planner::output::explain::Explainer;
 use crate::planner::output::new_nodes::new_nodes;
 use crate::planner::output::plan::{ExistingNodePlacement, Plan, Unschedulable};
 use crate::planner::output::pod_cursor::{PodCursor, Turn};
@@ -45,32 +45,50 @@ fn placements(state: &mut PlanState<'_, '_>, cursor: &mut PodCursor) -> Vec<Exis
 }
 
 /// Pods that the topology assignment refused, and the pods of the remaining demand.
-fn unschedulable(state: &PlanState<'_, '_>, cursor: &mut PodCursor) -> Vec<Unschedulable> {
+fn unschedulable(state: &mut PlanState<'_, '_>, cursor: &mut PodCursor) -> Vec<Unschedulable> {
+    if state.demand.is_empty() && state.assignments.iter().all(|assignment| assignment.refused.is_none()) {
+        return Vec::new();
+    }
+    let reasons = reasons(state);
+    let mut reasons = reasons.iter();
     let mut out: Vec<Unschedulable> = Vec::new();
-    let groups = state.demand.groups;
-    let explained = |group: usize, pins: &[(usize, usize)]| {
-        explain(state.column_sets, state.topology, &state.budgets, &groups[group], pins)
+    let mut next = vec![0; state.demand.groups.len()];
+    let mut refuse = |pods: &[usize], reason: Option<&String>| {
+        let reason = |pod: &usize| Unschedulable { pod: *pod, reason: reason.cloned().unwrap_or_default() };
+        out.extend(pods.iter().map(reason));
     };
-    let mut next = vec![0; groups.len()];
     for assignment in state.assignments {
         let first = next[assignment.group];
         next[assignment.group] += assignment.count;
-        if let Some(refused) = &assignment.refused {
-            let pods = cursor.of_group(assignment.group, first, assignment.count);
-            // That no node can be created anywhere is the more useful reason, so it is given as well.
-            let reason = format!("{refused}; {}", explained(assignment.group, &assignment.pins));
-            out.extend(pods.iter().map(|pod| Unschedulable { pod: *pod, reason: reason.clone() }));
+        if assignment.refused.is_some() {
+            refuse(&cursor.of_group(assignment.group, first, assignment.count), reasons.next());
         }
     }
     for (at, item) in state.demand.items.iter().enumerate().filter(|(_, item)| item.remaining > 0) {
-        let reason = if state.unbindable.contains(&at) {
-            UNBINDABLE.to_owned()
-        } else {
-            explained(item.group, &state.demand.column_pools[item.column_pool].pins)
-        };
-        let pods = cursor.take(state, at, item.remaining);
-        out.extend(pods.iter().map(|pod| Unschedulable { pod: *pod, reason: reason.clone() }));
+        refuse(&cursor.take(state, at, item.remaining), reasons.next());
     }
     out.sort_by_key(|unschedulable| unschedulable.pod);
+    out
+}
+
+/// Reasons of the refused assignments, then of the remaining items, in their order.
+fn reasons(state: &mut PlanState<'_, '_>) -> Vec<String> {
+    let demand = &state.demand;
+    let mut explainer = Explainer::new(state.column_sets, state.topology, &state.budgets);
+    let mut out = Vec::new();
+    for assignment in state.assignments {
+        if let Some(refused) = &assignment.refused {
+            // That no node can be created anywhere is the more useful reason, so it is given as well.
+            let no_node = explainer.explain(&demand.groups[assignment.group], &assignment.pins);
+            out.push(format!("{refused}; {no_node}"));
+        }
+    }
+    for (at, item) in demand.items.iter().enumerate().filter(|(_, item)| item.remaining > 0) {
+        out.push(if state.unbindable.contains(&at) {
+            UNBINDABLE.to_owned()
+        } else {
+            explainer.explain(&demand.groups[item.group], &demand.column_pools[item.column_pool].pins)
+        });
+    }
     out
 }

@@ -1,5 +1,7 @@
-//! Why a pod is unschedulable: one line with a reason per NodePool. Tests and users match on these texts.
+//! Why a pod is unschedulable: one line with the reasons of the NodePools. Tests and users match on these texts.
 
+use std::cmp::Reverse;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::model::labels;
@@ -8,44 +10,129 @@ use crate::model::pod_class::{NodeTerm, PodClass};
 use crate::model::requirement::{Requirements, ValueSet};
 use crate::model::resources::{attached_by, is_in_bytes};
 use crate::model::units::{Bytes, Millicores};
+use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::{COMMON, fits};
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::columns::variants::{MAX_VARIANTS, well_known};
 use crate::planner::groups::group::Group;
 use crate::planner::groups::topology::counts::Topology;
 use crate::planner::input::pool::Pool;
-use crate::planner::input::problem::Problem;
 use crate::planner::input::settings::NodeSizes;
 use crate::planner::state::budget::Budget;
 
-/// Why no NodePool can provide a node for a pod of `group` in the topology domains of `pins`.
-pub(crate) fn explain(
-    column_sets: &ColumnSets<'_>,
-    topology: &Topology,
-    budgets: &[Budget],
-    group: &Group,
-    pins: &[(usize, usize)],
-) -> String {
-    let class = &group.class;
-    for term in &class.node_terms {
-        if let Some(key) = term.labels.contradiction()
-            && class.node_terms.len() == 1
-        {
-            return format!("its own requirements on {key} contradict each other");
+/// Reasons that are given, and NodePools that are named for each of them.
+const MAX_REASONS: usize = 20;
+const MAX_NAMES: usize = 3;
+
+/// Explains groups of one plan. The work for each is one pass over the words of a few column sets, and a few steps per NodePool.
+pub(crate) struct Explainer<'e, 'p> {
+    column_sets: &'e mut ColumnSets<'p>,
+    topology: &'e Topology,
+    budgets: &'e [Budget],
+    /// In order of name.
+    pools: Vec<PoolColumns<'p>>,
+}
+
+/// A NodePool, its requirements if they are valid, and its columns.
+struct PoolColumns<'p> {
+    index: usize,
+    pool: &'p Pool,
+    requirements: Option<Requirements>,
+    columns: Range<usize>,
+}
+
+/// What a group may use, whatever the NodePool.
+struct Allowed {
+    /// What its volumes allow, its node constraints, and both.
+    volumes: Bits,
+    constraints: Bits,
+    both: Bits,
+    /// `both` in the domains of its pins, and the columns that its least preferred level allows there.
+    in_domains: Bits,
+    usable: Bits,
+    /// Names of the domains.
+    domains: String,
+}
+
+impl<'e, 'p> Explainer<'e, 'p> {
+    pub fn new(column_sets: &'e mut ColumnSets<'p>, topology: &'e Topology, budgets: &'e [Budget]) -> Self {
+        let problem = column_sets.problem;
+        // The columns of a NodePool follow each other.
+        let mut columns = vec![0..0; problem.pools.len()];
+        for shape in &column_sets.shapes {
+            let pool = column_sets.variants[shape.variant].pool;
+            let first = if columns[pool].is_empty() { shape.first } else { columns[pool].start };
+            columns[pool] = first..shape.end;
         }
+        let of_pool = |(index, pool): (usize, &'p Pool)| PoolColumns {
+            index,
+            pool,
+            requirements: Requirements::from_api(&pool.requirements).ok(),
+            columns: columns[index].clone(),
+        };
+        let pools = problem.pools_by_name().map(of_pool).collect();
+        Self { column_sets, topology, budgets, pools }
     }
-    let problem = column_sets.problem;
-    if problem.pools.is_empty() {
-        return "no NodePool is ready, and no node has room".to_owned();
+
+    /// Why no NodePool can provide a node for a pod of `group` in the topology domains of `pins`.
+    pub fn explain(&mut self, group: &Group, pins: &[(usize, usize)]) -> String {
+        let class = &group.class;
+        for term in &class.node_terms {
+            if let Some(key) = term.labels.contradiction()
+                && class.node_terms.len() == 1
+            {
+                return format!("its own requirements on {key} contradict each other");
+            }
+        }
+        if self.pools.is_empty() {
+            return "no NodePool is ready, and no node has room".to_owned();
+        }
+        let allowed = self.allowed(group, pins);
+        let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
+        let mut left_out = 0;
+        for of in &self.pools {
+            let why = self.pool_reason(of, group, &allowed).unwrap_or_else(|| rules_text(class));
+            if let Some((_, names)) = reasons.iter_mut().find(|(reason, _)| *reason == why) {
+                names.push(&of.pool.name);
+            } else if reasons.len() < MAX_REASONS {
+                reasons.push((why, vec![&of.pool.name]));
+            } else {
+                left_out += 1;
+            }
+        }
+        let mut lines: Vec<String> =
+            reasons.into_iter().map(|(why, names)| format!("{}: {why}", pools_text(&names))).collect();
+        if left_out > 0 {
+            lines.push(format!("{left_out} more NodePools have other reasons"));
+        }
+        let needs = extended_requests(self.column_sets, group);
+        if needs.is_empty() { lines.join("; ") } else { format!("needs {needs}; {}", lines.join("; ")) }
     }
-    let mut lines: Vec<String> = Vec::new();
-    for (at, pool) in problem.pools_by_name() {
-        let why =
-            pool_reason(column_sets, topology, &budgets[at], group, pins, at).unwrap_or_else(|| rules_text(class));
-        lines.push(format!("NodePool {}: {why}", pool.name));
+
+    fn allowed(&mut self, group: &Group, pins: &[(usize, usize)]) -> Allowed {
+        let class = &group.class;
+        let volumes = self.column_sets.by_terms(&class.volume_terms);
+        let constraints = self.column_sets.by_terms(&class.node_terms);
+        let both = constraints.intersection(&volumes);
+        let (mut in_domains, mut names) = (both.clone(), Vec::new());
+        let mut usable = group.levels.last().cloned().unwrap_or_else(|| Bits::empty(self.column_sets.columns.len()));
+        for (key, domain) in pins {
+            let key = &self.topology.keys[*key];
+            in_domains.and(&key.columns[*domain]);
+            usable.and(&key.columns[*domain]);
+            names.push(key.values[*domain].to_string());
+        }
+        Allowed { volumes, constraints, both, in_domains, usable, domains: names.join(", ") }
     }
-    let needs = extended_requests(column_sets, group);
-    if needs.is_empty() { lines.join("; ") } else { format!("needs {needs}; {}", lines.join("; ")) }
+}
+
+/// The NodePools by name, the first few of many.
+fn pools_text(names: &[&str]) -> String {
+    match names {
+        [name] => format!("NodePool {name}"),
+        names if names.len() <= MAX_NAMES + 1 => format!("NodePools {}", names.join(", ")),
+        names => format!("NodePools {} and {} others", names[..MAX_NAMES].join(", "), names.len() - MAX_NAMES),
+    }
 }
 
 /// The extended resources that a pod requests, volume attachments left out.
@@ -73,97 +160,107 @@ fn rules_text(class: &PodClass) -> String {
     format!("no new node meets its {}", own.join(", "))
 }
 
-/// The first check that rules a NodePool out; `None` where only the rules between pods of one node remain.
-fn pool_reason(
-    column_sets: &ColumnSets<'_>,
-    topology: &Topology,
-    budget: &Budget,
-    group: &Group,
-    pins: &[(usize, usize)],
-    pool_index: usize,
-) -> Option<String> {
-    let problem: &Problem = column_sets.problem;
-    let (pool, class) = (&problem.pools[pool_index], &group.class);
-    if let Some(taint) = class.untolerated(&pool.taints) {
-        let value = taint.value.as_deref().map_or(String::new(), |v| format!("={v}"));
-        return Some(format!("taint {}{value}:{} is not tolerated", taint.key, taint.effect));
+impl Explainer<'_, '_> {
+    /// The first check that rules a NodePool out; `None` where only the rules between pods of one node remain.
+    fn pool_reason(&self, of: &PoolColumns<'_>, group: &Group, allowed: &Allowed) -> Option<String> {
+        let (column_sets, pool, class) = (&*self.column_sets, of.pool, &group.class);
+        let has_any = |bits: &Bits| bits.within(of.columns.clone()).next().is_some();
+        if let Some(taint) = class.untolerated(&pool.taints) {
+            let value = taint.value.as_deref().map_or(String::new(), |v| format!("={v}"));
+            return Some(format!("taint {}{value}:{} is not tolerated", taint.key, taint.effect));
+        }
+        if of.columns.is_empty() {
+            let sizes = column_sets.problem.settings.node_sizes != NodeSizes::default();
+            let of_size = if sizes { " of the node sizes that are set" } else { "" };
+            return Some(format!("its requirements leave no available instance type{of_size}"));
+        }
+        if let Some(conflict) = conflict(of, class) {
+            return Some(conflict);
+        }
+        if !has_any(&allowed.volumes) {
+            let volumes = terms_text(&class.volume_terms);
+            return Some(format!("its volumes ask for {volumes}, where it has no instance type"));
+        }
+        if !has_any(&allowed.constraints) {
+            if let Some(key) = self.crowded_out(of, class) {
+                return Some(format!(
+                    "pods of this plan ask for more values of {key} than the {MAX_VARIANTS} that a plan considers; the pod is planned again \
+                     in seconds, when others have their nodes"
+                ));
+            }
+            return Some(format!("no instance type has {}", terms_text(&class.node_terms)));
+        }
+        if !has_any(&allowed.both) {
+            let (own, volumes) = (terms_text(&class.node_terms), terms_text(&class.volume_terms));
+            return Some(format!("no instance type has {own} where its volumes are: {volumes}"));
+        }
+        let has_extended = |column: usize| {
+            group.need.iter().zip(column_sets.room(column)).skip(COMMON).all(|(need, room)| need <= room)
+        };
+        if !allowed.in_domains.within(of.columns.clone()).any(has_extended) {
+            let domains = &allowed.domains;
+            let location = if domains.is_empty() { required_zones(class) } else { format!(" in {domains}") };
+            let requests = column_sets.dims.sparse(&group.need);
+            let missing = requests.extended.keys().map(AsRef::as_ref).collect::<Vec<&str>>().join(", ");
+            if missing.is_empty() {
+                return Some(format!("no instance type is offered{location}"));
+            }
+            return Some(format!("allows no type with {missing}{location}"));
+        }
+        self.size_reason(of, group, allowed)
     }
-    let of_pool: Vec<usize> = (0..column_sets.columns.len()).filter(|c| column_sets.pool(*c) == pool_index).collect();
-    if of_pool.is_empty() {
-        let sizes = problem.settings.node_sizes != NodeSizes::default();
-        let of_size = if sizes { " of the node sizes that are set" } else { "" };
-        return Some(format!("its requirements leave no available instance type{of_size}"));
-    }
-    if let Some(conflict) = conflict(pool, class) {
-        return Some(conflict);
-    }
-    if !of_pool.iter().any(|c| satisfies_terms(column_sets, &class.volume_terms, *c)) {
-        return Some(format!("its volumes ask for {}, where it has no instance type", terms_text(&class.volume_terms)));
-    }
-    let required = group.levels.last()?;
-    let has_extended =
-        |column: usize| group.need.iter().zip(column_sets.room(column)).skip(COMMON).all(|(need, room)| need <= room);
-    let constrained: Vec<usize> =
-        of_pool.iter().copied().filter(|c| satisfies_terms(column_sets, &class.node_terms, *c)).collect();
-    let in_domains = |c: &usize| pins.iter().all(|(key, domain)| topology.keys[*key].columns[*domain].contains(*c));
-    let domains =
-        pins.iter().map(|(key, domain)| topology.keys[*key].values[*domain].to_string()).collect::<Vec<_>>().join(", ");
-    let location = if domains.is_empty() { required_zones(class) } else { format!(" in {domains}") };
-    if constrained.is_empty() {
-        if let Some(key) = crowded_out(column_sets, &of_pool, pool, class) {
+
+    /// Why none of the columns that a group may use can be purchased for it: their size, a limit of the NodePool, or its `minValues`.
+    fn size_reason(&self, of: &PoolColumns<'_>, group: &Group, allowed: &Allowed) -> Option<String> {
+        let (column_sets, pool, class) = (&*self.column_sets, of.pool, &group.class);
+        let usable = || allowed.usable.within(of.columns.clone());
+        let holding = || usable().filter(|column| fits(&group.need, column_sets.room(*column)));
+        let Some(first) = holding().next() else {
+            let overflows = |column: usize| {
+                let allocatable = column_sets.dims.dense_of(column_sets.instance_type(column));
+                !fits(column_sets.overhead(column), &allocatable)
+            };
+            let largest = usable().max_by_key(|column| {
+                let room = column_sets.room(*column);
+                (room[0], room[1], Reverse(*column))
+            })?;
+            if usable().all(overflows) {
+                return Some("no instance type holds its DaemonSets together".to_owned());
+            }
+            let room: Vec<i64> = column_sets.room(largest).iter().map(|amount| (*amount).max(0)).collect();
+            let mut room = column_sets.dims.sparse(&room);
+            room.extended.retain(|name, _| class.requests.extended.contains_key(name));
             return Some(format!(
-                "pods of this plan ask for more values of {key} than the {MAX_VARIANTS} that a plan considers; the pod is planned again in \
-                 seconds, when others have their nodes"
+                "no instance type holds {} (largest: {} with {room} after overhead)",
+                class.requests,
+                column_sets.instance_type(largest).name,
             ));
+        };
+        let budget = &self.budgets[of.index];
+        if !holding().any(|column| budget.allows(&column_sets.instance_type(column).capacity)) {
+            let smallest = holding().min_by_key(|column| (column_sets.columns[*column].price, *column));
+            let capacity = &column_sets.instance_type(smallest.unwrap_or(first)).capacity;
+            let name = budget.exceeded_limit(capacity).unwrap_or("nodes");
+            return Some(format!("limit on {name} reached ({})", limit_text(pool, name)));
         }
-        return Some(format!("no instance type has {}", terms_text(&class.node_terms)));
-    }
-    let with_volumes = |c: &usize| satisfies_terms(column_sets, &class.volume_terms, *c);
-    if !constrained.iter().any(with_volumes) {
-        let (own, volumes) = (terms_text(&class.node_terms), terms_text(&class.volume_terms));
-        return Some(format!("no instance type has {own} where its volumes are: {volumes}"));
-    }
-    if !constrained.iter().any(|c| has_extended(*c) && in_domains(c) && with_volumes(c)) {
-        let requests = column_sets.dims.sparse(&group.need);
-        let missing = requests.extended.keys().map(AsRef::as_ref).collect::<Vec<&str>>().join(", ");
-        if missing.is_empty() {
-            return Some(format!("no instance type is offered{location}"));
+        if pool.requirements.iter().any(|r| r.min_values.is_some()) {
+            let within = if budget.is_limited() { ", within its limits," } else { "" };
+            return Some(format!("too few instance types hold it{within} for the pool's minValues"));
         }
-        return Some(format!("allows no type with {missing}{location}"));
+        None
     }
-    let usable: Vec<usize> = required.iter().filter(|c| column_sets.pool(*c) == pool_index && in_domains(c)).collect();
-    let holding: Vec<usize> = usable.iter().copied().filter(|c| fits(&group.need, column_sets.room(*c))).collect();
-    if holding.is_empty() {
-        let only_daemons_overflow =
-            |c: &usize| !fits(column_sets.overhead(*c), &column_sets.dims.dense_of(column_sets.instance_type(*c)));
-        if !usable.is_empty() && usable.iter().all(only_daemons_overflow) {
-            return Some("no instance type holds its DaemonSets together".to_owned());
-        }
-        let largest = usable.iter().max_by_key(|c| {
-            let room = column_sets.room(**c);
-            (room[0], room[1], std::cmp::Reverse(**c))
-        })?;
-        let room: Vec<i64> = column_sets.room(*largest).iter().map(|amount| (*amount).max(0)).collect();
-        let mut room = column_sets.dims.sparse(&room);
-        room.extended.retain(|name, _| class.requests.extended.contains_key(name));
-        return Some(format!(
-            "no instance type holds {} (largest: {} with {room} after overhead)",
-            class.requests,
-            column_sets.instance_type(*largest).name,
-        ));
+
+    /// The label that the NodePool leaves open, and whose value that the pod requires is not among the values of its columns.
+    fn crowded_out<'c>(&self, of: &PoolColumns<'_>, class: &'c PodClass) -> Option<&'c str> {
+        let open = of.requirements.as_ref()?;
+        let crowded = |(key, set): &(&'c Arc<str>, &ValueSet)| {
+            let is_open = !well_known(key) && !of.pool.labels.contains_key(&***key) && open.get(key).is_some();
+            let has_value = || set.finite().is_some_and(|mut values| values.any(|value| is_label_value(value)));
+            let label = |column: usize| self.column_sets.label(column, key);
+            is_open && has_value() && !of.columns.clone().any(|column| set.accepts(label(column)))
+        };
+        class.node_terms.iter().flat_map(|term| term.labels.iter()).find(crowded).map(|(key, _)| &**key)
     }
-    let smallest = holding.iter().min_by_key(|c| (column_sets.columns[**c].price, **c))?;
-    let allowed = holding.iter().any(|c| budget.allows(&column_sets.instance_type(*c).capacity));
-    if !allowed {
-        let capacity = &column_sets.instance_type(*smallest).capacity;
-        let name = budget.exceeded_limit(capacity).unwrap_or("nodes");
-        return Some(format!("limit on {name} reached ({})", limit_text(pool, name)));
-    }
-    if pool.requirements.iter().any(|r| r.min_values.is_some()) {
-        let within = if budget.is_limited() { ", within its limits," } else { "" };
-        return Some(format!("too few instance types hold it{within} for the pool's minValues"));
-    }
-    None
 }
 
 fn limit_text(pool: &Pool, name: &str) -> String {
@@ -182,13 +279,13 @@ fn limit_text(pool: &Pool, name: &str) -> String {
 }
 
 /// The first requirement on which the class and the NodePool conflict, if each of the class's node terms has such a conflict.
-fn conflict(pool: &Pool, class: &PodClass) -> Option<String> {
-    let requirements = Requirements::from_api(&pool.requirements).ok()?;
+fn conflict(of: &PoolColumns<'_>, class: &PodClass) -> Option<String> {
+    let requirements = of.requirements.as_ref()?;
     let mut first: Option<String> = None;
     for term in &class.node_terms {
         let mut found = None;
         for (key, set) in term.labels.iter() {
-            let fixed = pool.labels.get(key.as_ref()).map(|value| ValueSet::one(value));
+            let fixed = of.pool.labels.get(key.as_ref()).map(|value| ValueSet::one(value));
             let of_pool = fixed.as_ref().or_else(|| requirements.get(key));
             if let Some(of_pool) = of_pool
                 && set.intersect(of_pool).is_empty()
@@ -200,38 +297,6 @@ fn conflict(pool: &Pool, class: &PodClass) -> Option<String> {
         first = first.or(Some(found?));
     }
     first
-}
-
-/// The label that the NodePool leaves open, and whose value that the pod requires is not among the values of its columns.
-fn crowded_out<'c>(
-    column_sets: &ColumnSets<'_>,
-    columns: &[usize],
-    pool: &Pool,
-    class: &'c PodClass,
-) -> Option<&'c str> {
-    let open = Requirements::from_api(&pool.requirements).ok()?;
-    let crowded = |(key, set): &(&'c Arc<str>, &ValueSet)| {
-        let is_open = !well_known(key) && !pool.labels.contains_key(&***key) && open.get(key).is_some();
-        let has_value = || set.finite().is_some_and(|mut values| values.any(|value| is_label_value(value)));
-        is_open && has_value() && !columns.iter().any(|column| set.accepts(column_sets.label(*column, key)))
-    };
-    class.node_terms.iter().flat_map(|term| term.labels.iter()).find(crowded).map(|(key, _)| &**key)
-}
-
-/// Whether one of `terms` accepts a column, or there are none. No term can name a node that does not exist yet.
-fn satisfies_terms(column_sets: &ColumnSets<'_>, terms: &[NodeTerm], column: usize) -> bool {
-    terms.is_empty()
-        || terms.iter().any(|term| {
-            !term.never
-                && term.name.as_ref().is_none_or(|set| set.finite().is_none())
-                && term.labels.iter().all(|(key, set)| {
-                    if **key == *labels::HOSTNAME {
-                        set.finite().is_none()
-                    } else {
-                        set.accepts(column_sets.label(column, key))
-                    }
-                })
-        })
 }
 
 /// Node terms as text, alternatives joined by `or`.

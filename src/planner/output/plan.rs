@@ -68,7 +68,7 @@ pub struct ExistingNodePlacement {
 pub struct Unschedulable {
     /// Index into [`crate::planner::input::problem::Problem::pods`].
     pub pod: usize,
-    /// One line for the pod's event, with a reason per NodePool.
+    /// One line for the pod's event, with the reasons of the NodePools.
     pub reason: String,
 }
 

@@ -26,7 +26,7 @@ pub(crate) fn restore_pools(mut plan: Plan, reduced: &Reduced) -> Plan {
     for node in &mut plan.new_nodes {
         node.pool = reduced.pools[node.pool];
     }
-    for pod in plan.unschedulable.iter_mut().filter(|pod| pod.reason.contains("NodePool ")) {
+    for pod in plan.unschedulable.iter_mut().filter(|pod| pod.reason.contains("NodePool")) {
         pod.reason.push_str("; other NodePools are like one of these, or not for any pod of this plan");
     }
     plan

@@ -173,3 +173,44 @@ fn nodes_within_the_limits_are_purchased_despite_unplaced_pods() {
     let plan = world.plan();
     assert_eq!(plan.unschedulable.iter().map(|u| u.pod).collect::<Vec<_>>(), [0], "{:?}", plan.unschedulable);
 }
+
+/// The reason of a pod of 17 CPUs that no NodePool can provide a node for.
+fn reason_with_pools(pools: &[(String, serde_json::Value)]) -> String {
+    let pools: Vec<(&str, serde_json::Value)> =
+        pools.iter().map(|(name, spec)| (name.as_str(), spec.clone())).collect();
+    let mut world = World::with_pools(&pools);
+    world.pods("p", 1, &json!({}), "17", "1Gi", &json!({}));
+    reason(&world.plan()).to_owned()
+}
+
+#[test]
+fn node_pools_with_one_reason_are_named_together() {
+    let pool = |at: usize| (format!("p{at:02}"), json!({}));
+    let alike = |count: usize| reason_with_pools(&(0..count).map(pool).collect::<Vec<_>>());
+    let why = |names: &str| {
+        format!(
+            "{names}: no instance type holds cpu 17, memory 1Gi (largest: r1.x16 with cpu 16, memory 128Gi, ephemeral-storage 20Gi after overhead)"
+        )
+    };
+    assert_eq!(alike(1), why("NodePool p00"));
+    assert_eq!(alike(2), why("NodePools p00, p01"));
+    assert_eq!(alike(4), why("NodePools p00, p01, p02, p03"));
+    assert_eq!(alike(5), why("NodePools p00, p01, p02 and 2 others"));
+    let tainted = json!({"taints": [{"key": "k", "effect": "NoSchedule"}]});
+    let pools = [("a".to_owned(), json!({})), ("b".to_owned(), tainted), ("c".to_owned(), json!({}))];
+    let both = format!("{}; NodePool b: taint k:NoSchedule is not tolerated", why("NodePools a, c"));
+    assert_eq!(reason_with_pools(&pools), both, "in order of the first name");
+}
+
+#[test]
+fn the_reasons_of_many_node_pools_are_bounded() {
+    let pool = |at: usize| {
+        let taint = json!([{"key": format!("team-{at:02}"), "effect": "NoSchedule"}]);
+        (format!("p{at:02}"), json!({"taints": taint}))
+    };
+    let text = reason_with_pools(&(0..25).map(pool).collect::<Vec<_>>());
+    let reasons: Vec<&str> = text.split("; ").collect();
+    assert_eq!(reasons.len(), 21, "{text}");
+    assert_eq!(reasons[19], "NodePool p19: taint team-19:NoSchedule is not tolerated");
+    assert_eq!(reasons[20], "5 more NodePools have other reasons");
+}

@@ -114,7 +114,7 @@ fn many_pools_are_reduced_in_plans_whose_reasons_say_so() {
     let plan = world.plan();
     assert_eq!(plan.new_nodes.iter().map(|node| node.pool).collect::<Vec<_>>(), [5], "the index of the given problem");
     let reason = reason(&plan);
-    assert!(reason.starts_with("NodePool p005: no instance type holds"), "{reason}");
+    assert!(reason.starts_with("NodePools p005, p016: no instance type holds"), "{reason}");
     assert!(reason.ends_with("; other NodePools are like one of these, or not for any pod of this plan"), "{reason}");
 }
 
