@@ -61,11 +61,11 @@ fn unschedulable(state: &mut PlanState<'_, '_>, cursor: &mut PodCursor) -> Vec<U
         let first = next[assignment.group];
         next[assignment.group] += assignment.count;
         if assignment.refused.is_some() {
-            refuse(&cursor.of_group(assignment.group, first, assignment.count), reasons.next());
+            refuse(cursor.of_group(assignment.group, first, assignment.count), reasons.next());
         }
     }
     for (at, item) in state.demand.items.iter().enumerate().filter(|(_, item)| item.remaining > 0) {
-        refuse(&cursor.take(state, at, item.remaining), reasons.next());
+        refuse(cursor.take(state, at, item.remaining), reasons.next());
     }
     out.sort_by_key(|unschedulable| unschedulable.pod);
     out

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use crate::planner::columns::dims::{float, real};
-use crate::planner::patterns::node_kinds::{Kinds, in_kinds};
+use crate::planner::patterns::knapsack::Offered;
+use crate::planner::patterns::node_kinds::{Kinds, NodeKind, in_kinds};
 use crate::planner::patterns::search::PatternSearch;
 use crate::planner::pricing::lower_bound::LowerBound;
 use crate::planner::state::demand::pattern::{Bin, Pattern, add_pods};
@@ -21,6 +22,9 @@ const THOROUGH: usize = 25;
 /// Nodes and kinds of pods of a neighborhood.
 const NEIGHBORHOOD_NODES: RangeInclusive<usize> = 3..=15;
 const NEIGHBORHOOD_KINDS: usize = 40;
+/// Kinds of nodes that are considered for each kind of pod, and steps of the subgradient method that rate them.
+const NODES_PER_POD: usize = 20;
+const RATING_STEPS: usize = 10;
 /// Pods up to which the cheapest nodes for all are first searched by branch and bound, and its steps.
 const BRANCH_PODS: usize = 30;
 const BRANCH_STEPS: usize = 200_000;
@@ -33,11 +37,15 @@ const SEED: u64 = 1;
 /// The search and what it knows of the pods.
 pub(crate) struct Neighborhoods {
     kinds: Kinds,
+    /// The kinds with the promising nodes only.
+    promising: Kinds,
     kind_of: Vec<usize>,
     /// By kind of pod, in micro-USD per hour.
     values: Vec<f64>,
     is_feasible: bool,
     work: usize,
+    /// Whether only promising nodes are considered.
+    is_promising_only: bool,
 }
 
 impl Neighborhoods {
@@ -45,7 +53,8 @@ impl Neighborhoods {
     pub fn new(kinds: Kinds, values: Vec<f64>, is_feasible: bool) -> Self {
         let kind_of = kinds.kind_of_items(values.len());
         let values = kinds.least_values(&values);
-        Self { kinds, kind_of, values, is_feasible, work: 0 }
+        let promising = with_promising_nodes(&kinds, &values);
+        Self { kinds, promising, kind_of, values, is_feasible, work: 0, is_promising_only: false }
     }
 
     /// Repacks neighborhoods of the movable nodes until the work is used up, or nothing improves any more.
@@ -68,15 +77,25 @@ impl Neighborhoods {
                 return;
             }
             self.work = 0;
+        } else {
+            self.is_promising_only = true;
         }
-        while self.work < limit && failures < FAILURES_PER_NODE * movable.len() * effort {
+        while self.work < limit {
+            let most_failures = FAILURES_PER_NODE * movable.len();
+            if self.is_promising_only && failures >= most_failures {
+                (self.is_promising_only, failures) = (false, 0);
+            }
+            if failures >= most_failures * effort {
+                return;
+            }
             let chosen = self.draw(state, &movable, &mut random);
             let is_all = chosen.len() == movable.len();
             let (Some(nodes), _) = self.repack(state, &chosen, cheaper_nodes) else {
                 failures += 1;
-                if is_all {
+                if is_all && !self.is_promising_only {
                     return;
                 }
+                self.is_promising_only &= !is_all;
                 continue;
             };
             failures = 0;
@@ -160,7 +179,8 @@ impl Neighborhoods {
         let mut pods = Pattern::new();
         patterns.iter().flatten().for_each(|(kind, count)| add_pods(&mut pods, *kind, *count));
         pods.sort_unstable();
-        let (kinds, node_numbers) = self.kinds.subset(&pods);
+        let of = if self.is_promising_only { &self.promising } else { &self.kinds };
+        let (kinds, node_numbers) = of.subset(&pods);
         let values = pods.iter().map(|(kind, _)| self.values[*kind]).collect();
         let Some(mut search) = PatternSearch::new(kinds, values, self.is_feasible) else { return (None, false) };
         let position = |kind: usize| pods.binary_search_by_key(&kind, |(kind, _)| *kind).unwrap_or(usize::MAX);
@@ -191,10 +211,35 @@ impl Neighborhoods {
                     count -= taken;
                 }
             }
-            PurchasedNode { column: self.kinds.nodes[node_numbers[node]].column, pattern }
+            PurchasedNode { column: of.nodes[node_numbers[node]].column, pattern }
         };
         (nodes.map(|nodes| nodes.into_iter().map(node).collect()), is_proven)
     }
+}
+
+/// The kinds with the nodes that may be worth most per price, of those that hold a kind of pod, at these values: some for each kind of pod. A
+/// neighborhood takes the less time the fewer there are.
+pub(crate) fn with_promising_nodes(kinds: &Kinds, values: &[f64]) -> Kinds {
+    let counts: Vec<usize> = kinds.pods.iter().map(|pod| pod.count).collect();
+    let offered = Offered { kinds, counts: &counts, values };
+    let rate =
+        |node: &NodeKind| offered.upper_bound(node, &mut node.equal_shares(), 0.0, RATING_STEPS) / node.price.max(1.0);
+    let mut rated: Vec<(f64, usize)> = kinds.nodes.iter().map(rate).zip(0..).collect();
+    rated.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    let mut considered = vec![0; kinds.pods.len()];
+    let mut kept = Vec::new();
+    for (_, at) in rated {
+        let pods = &kinds.nodes[at].pods;
+        if pods.iter().any(|pod| considered[*pod] < NODES_PER_POD) {
+            for pod in pods {
+                considered[*pod] += 1;
+            }
+            kept.push(at);
+        }
+    }
+    kept.sort_unstable();
+    let nodes = kept.into_iter().map(|at| kinds.nodes[at].clone()).collect();
+    Kinds { pods: kinds.pods.clone(), nodes, counters: kinds.counters, sets: Vec::new() }
 }
 
 /// Kinds of nodes and their pods.

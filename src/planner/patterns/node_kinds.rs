@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::{fits, real};
+use crate::planner::columns::dims::{fits, float, real};
 use crate::planner::groups::host_rules::HostRules;
 use crate::planner::state::demand::pattern::{Pattern, add_pods};
 use crate::planner::state::plan_state::PlanState;
@@ -46,6 +46,14 @@ pub(crate) struct NodeKind {
     pub caps: Vec<(u32, i32)>,
     /// Column sets that contain it.
     pub mask: u64,
+}
+
+impl NodeKind {
+    /// Multipliers at which each resource is worth an equal share of the price.
+    pub fn equal_shares(&self) -> Vec<f64> {
+        let dims = float(self.room.len().max(1));
+        self.room.iter().map(|room| self.price / dims / real((*room).max(1))).collect()
+    }
 }
 
 /// The kinds of pods and nodes of a demand.

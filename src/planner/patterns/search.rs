@@ -1,6 +1,6 @@
 //! Column generation over node patterns: the values of whole pods, a lower bound of whole pods, and patterns worth buying.
 
-use crate::planner::columns::dims::{float, real};
+use crate::planner::columns::dims::float;
 use crate::planner::patterns::branch_and_bound::{Branched, branch};
 use crate::planner::patterns::knapsack::Offered;
 use crate::planner::patterns::master::{Master, PricedPattern};
@@ -87,11 +87,7 @@ impl PatternSearch {
         if single.iter().any(|price| price.is_infinite()) {
             return None;
         }
-        let equal_shares = |node: &NodeKind| -> Vec<f64> {
-            let dims = float(node.room.len().max(1));
-            node.room.iter().map(|room| node.price / dims / real((*room).max(1))).collect()
-        };
-        let multipliers = kinds.nodes.iter().map(equal_shares).collect();
+        let multipliers = kinds.nodes.iter().map(NodeKind::equal_shares).collect();
         Some(Self { kinds, single, multipliers, patterns: Vec::new(), values, is_feasible, bound: 0.0, work: 0 })
     }
 

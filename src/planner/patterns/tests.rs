@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use crate::planner::columns::dims::{float, real};
 use crate::planner::patterns::knapsack::Offered;
 use crate::planner::patterns::master::{Master, PricedPattern};
+use crate::planner::patterns::neighborhoods::with_promising_nodes;
 use crate::planner::patterns::node_kinds::{Kinds, NodeKind, PodKind, most_of};
 use crate::planner::patterns::search::PatternSearch;
 use crate::planner::state::demand::pattern::Pattern;
@@ -244,4 +245,22 @@ proptest! {
         // It rounds: two nodes for 376 instead of one for 500 were found.
         prop_assert!(cost <= best * 2.0, "{cost} instead of {best}");
     }
+}
+
+#[test]
+fn every_kind_of_pod_keeps_its_promising_nodes() {
+    // The small nodes cost half as much per unit, and hold the small pods only.
+    let nodes_of = |count: u32| -> Vec<(u32, [i64; 2])> {
+        let small = (0..count).map(|at| (100 + at, [4, 4]));
+        small.chain((0..count).map(|at| (800 + at, [16, 16]))).collect()
+    };
+    let pods: [Pod; 2] = [(8, [1, 1], vec![], vec![]), (4, [10, 10], vec![], vec![])];
+    let kept = |count: u32| -> Vec<u32> {
+        let kept = with_promising_nodes(&kinds(&pods, &nodes_of(count)), &[25.0, 400.0]);
+        assert_eq!(kept.pods.len(), 2);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        kept.nodes.iter().map(|node| node.price as u32).collect()
+    };
+    assert_eq!(kept(30), (100..120).chain(800..820).collect::<Vec<_>>());
+    assert_eq!(kept(15), (100..115).chain(800..815).collect::<Vec<_>>(), "all, where they are few");
 }
