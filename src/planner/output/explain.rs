@@ -1,6 +1,7 @@
 //! Why a pod is unschedulable: one line with the reasons of the NodePools. Tests and users match on these texts.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -88,20 +89,20 @@ impl<'e, 'p> Explainer<'e, 'p> {
             return "no NodePool is ready, and no node has room".to_owned();
         }
         let allowed = self.allowed(group, pins);
-        let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
-        let mut left_out = 0;
+        let mut reasons: Vec<Reason<'_>> = Vec::new();
+        let mut position: HashMap<String, usize> = HashMap::new();
         for of in &self.pools {
-            let why = self.pool_reason(of, group, &allowed).unwrap_or_else(|| rules_text(class));
-            if let Some((_, names)) = reasons.iter_mut().find(|(reason, _)| *reason == why) {
-                names.push(&of.pool.name);
-            } else if reasons.len() < MAX_REASONS {
-                reasons.push((why, vec![&of.pool.name]));
-            } else {
-                left_out += 1;
-            }
+            let foreign = foreign_reason(of, class);
+            let is_foreign = foreign.is_some();
+            let why = foreign.or_else(|| self.pool_reason(of, group, &allowed)).unwrap_or_else(|| rules_text(class));
+            let at = *position.entry(why).or_insert_with_key(|why| {
+                reasons.push(Reason { why: why.clone(), is_foreign, pools: Vec::new() });
+                reasons.len() - 1
+            });
+            reasons[at].pools.push(&of.pool.name);
         }
-        let mut lines: Vec<String> =
-            reasons.into_iter().map(|(why, names)| format!("{}: {why}", pools_text(&names))).collect();
+        let mut lines: Vec<String> = first_reasons(&mut reasons).iter().map(Reason::text).collect();
+        let left_out: usize = reasons.iter().skip(MAX_REASONS).map(|reason| reason.pools.len()).sum();
         if left_out > 0 {
             lines.push(format!("{left_out} more NodePools have other reasons"));
         }
@@ -126,13 +127,42 @@ impl<'e, 'p> Explainer<'e, 'p> {
     }
 }
 
-/// The NodePools by name, the first few of many.
-fn pools_text(names: &[&str]) -> String {
-    match names {
-        [name] => format!("NodePool {name}"),
-        names if names.len() <= MAX_NAMES + 1 => format!("NodePools {}", names.join(", ")),
-        names => format!("NodePools {} and {} others", names[..MAX_NAMES].join(", "), names.len() - MAX_NAMES),
+/// A reason and the names of its NodePools.
+struct Reason<'p> {
+    why: String,
+    /// Whether the NodePools are for other pods.
+    is_foreign: bool,
+    pools: Vec<&'p str>,
+}
+
+impl Reason<'_> {
+    fn text(&self) -> String {
+        let (names, why) = (&self.pools, &self.why);
+        if let [name] = names[..] {
+            return format!("NodePool {name}: {why}");
+        }
+        if names.len() <= MAX_NAMES + 1 {
+            return format!("NodePools {}: {why}", names.join(", "));
+        }
+        format!("NodePools {} and {} others: {why}", names[..MAX_NAMES].join(", "), names.len() - MAX_NAMES)
     }
+}
+
+/// The reasons that are given, in the order of their NodePools. If there are too many, those of NodePools for other pods come last and are left out first.
+fn first_reasons<'r, 'p>(reasons: &'r mut [Reason<'p>]) -> &'r [Reason<'p>] {
+    if reasons.len() > MAX_REASONS {
+        reasons.sort_by_key(|reason| reason.is_foreign);
+    }
+    &reasons[..reasons.len().min(MAX_REASONS)]
+}
+
+/// Why a NodePool is for other pods: a taint that is not tolerated, or a requirement that conflicts with those of the class.
+fn foreign_reason(of: &PoolColumns<'_>, class: &PodClass) -> Option<String> {
+    if let Some(taint) = class.untolerated(&of.pool.taints) {
+        let value = taint.value.as_deref().map_or(String::new(), |v| format!("={v}"));
+        return Some(format!("taint {}{value}:{} is not tolerated", taint.key, taint.effect));
+    }
+    if of.columns.is_empty() { None } else { conflict(of, class) }
 }
 
 /// The extended resources that a pod requests, volume attachments left out.
@@ -161,21 +191,14 @@ fn rules_text(class: &PodClass) -> String {
 }
 
 impl Explainer<'_, '_> {
-    /// The first check that rules a NodePool out; `None` where only the rules between pods of one node remain.
+    /// The first check that rules a NodePool out that is not foreign; `None` where only the rules between pods of one node remain.
     fn pool_reason(&self, of: &PoolColumns<'_>, group: &Group, allowed: &Allowed) -> Option<String> {
-        let (column_sets, pool, class) = (&*self.column_sets, of.pool, &group.class);
+        let (column_sets, class) = (&*self.column_sets, &group.class);
         let has_any = |bits: &Bits| bits.within(of.columns.clone()).next().is_some();
-        if let Some(taint) = class.untolerated(&pool.taints) {
-            let value = taint.value.as_deref().map_or(String::new(), |v| format!("={v}"));
-            return Some(format!("taint {}{value}:{} is not tolerated", taint.key, taint.effect));
-        }
         if of.columns.is_empty() {
             let sizes = column_sets.problem.settings.node_sizes != NodeSizes::default();
             let of_size = if sizes { " of the node sizes that are set" } else { "" };
             return Some(format!("its requirements leave no available instance type{of_size}"));
-        }
-        if let Some(conflict) = conflict(of, class) {
-            return Some(conflict);
         }
         if !has_any(&allowed.volumes) {
             let volumes = terms_text(&class.volume_terms);

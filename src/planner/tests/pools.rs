@@ -213,4 +213,13 @@ fn the_reasons_of_many_node_pools_are_bounded() {
     assert_eq!(reasons.len(), 21, "{text}");
     assert_eq!(reasons[19], "NodePool p19: taint team-19:NoSchedule is not tolerated");
     assert_eq!(reasons[20], "5 more NodePools have other reasons");
+    let mut pools: Vec<_> = (0..25).map(pool).collect();
+    pools.push(("p99".to_owned(), json!({})));
+    let text = reason_with_pools(&pools);
+    let reasons: Vec<&str> = text.split("; ").collect();
+    assert!(
+        reasons[0].starts_with("NodePool p99: no instance type holds"),
+        "the NodePool that the pod tolerates: {text}"
+    );
+    assert_eq!((reasons.len(), reasons[20]), (21, "6 more NodePools have other reasons"));
 }
