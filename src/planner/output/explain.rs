@@ -42,6 +42,12 @@ struct PoolColumns<'p> {
     columns: Range<usize>,
 }
 
+impl PoolColumns<'_> {
+    fn has_any(&self, of: &Bits) -> bool {
+        of.within(self.columns.clone()).next().is_some()
+    }
+}
+
 /// What a group may use, whatever the NodePool.
 struct Allowed {
     /// What its volumes allow, its node constraints, and both.
@@ -92,7 +98,7 @@ impl<'e, 'p> Explainer<'e, 'p> {
         let mut reasons: Vec<Reason<'_>> = Vec::new();
         let mut position: HashMap<String, usize> = HashMap::new();
         for of in &self.pools {
-            let foreign = foreign_reason(of, class);
+            let foreign = foreign_reason(of, class, &allowed);
             let is_foreign = foreign.is_some();
             let why = foreign.or_else(|| self.pool_reason(of, group, &allowed)).unwrap_or_else(|| rules_text(class));
             let at = *position.entry(why).or_insert_with_key(|why| {
@@ -157,12 +163,13 @@ fn first_reasons<'r, 'p>(reasons: &'r mut [Reason<'p>]) -> &'r [Reason<'p>] {
 }
 
 /// Why a NodePool is for other pods: a taint that is not tolerated, or a requirement that conflicts with those of the class.
-fn foreign_reason(of: &PoolColumns<'_>, class: &PodClass) -> Option<String> {
+fn foreign_reason(of: &PoolColumns<'_>, class: &PodClass, allowed: &Allowed) -> Option<String> {
     if let Some(taint) = class.untolerated(&of.pool.taints) {
         let value = taint.value.as_deref().map_or(String::new(), |v| format!("={v}"));
         return Some(format!("taint {}{value}:{} is not tolerated", taint.key, taint.effect));
     }
-    if of.columns.is_empty() { None } else { conflict(of, class) }
+    // A column that the class accepts excludes a conflict.
+    if of.columns.is_empty() || of.has_any(&allowed.constraints) { None } else { conflict(of, class) }
 }
 
 /// The extended resources that a pod requests, volume attachments left out.
@@ -194,17 +201,16 @@ impl Explainer<'_, '_> {
     /// The first check that rules a NodePool out that is not foreign; `None` where only the rules between pods of one node remain.
     fn pool_reason(&self, of: &PoolColumns<'_>, group: &Group, allowed: &Allowed) -> Option<String> {
         let (column_sets, class) = (&*self.column_sets, &group.class);
-        let has_any = |bits: &Bits| bits.within(of.columns.clone()).next().is_some();
         if of.columns.is_empty() {
             let sizes = column_sets.problem.settings.node_sizes != NodeSizes::default();
             let of_size = if sizes { " of the node sizes that are set" } else { "" };
             return Some(format!("its requirements leave no available instance type{of_size}"));
         }
-        if !has_any(&allowed.volumes) {
+        if !of.has_any(&allowed.volumes) {
             let volumes = terms_text(&class.volume_terms);
             return Some(format!("its volumes ask for {volumes}, where it has no instance type"));
         }
-        if !has_any(&allowed.constraints) {
+        if !of.has_any(&allowed.constraints) {
             if let Some(key) = self.crowded_out(of, class) {
                 return Some(format!(
                     "pods of this plan ask for more values of {key} than the {MAX_VARIANTS} that a plan considers; the pod is planned again \
@@ -213,7 +219,7 @@ impl Explainer<'_, '_> {
             }
             return Some(format!("no instance type has {}", terms_text(&class.node_terms)));
         }
-        if !has_any(&allowed.both) {
+        if !of.has_any(&allowed.both) {
             let (own, volumes) = (terms_text(&class.node_terms), terms_text(&class.volume_terms));
             return Some(format!("no instance type has {own} where its volumes are: {volumes}"));
         }
