@@ -25,6 +25,8 @@ const NEIGHBORHOOD_KINDS: usize = 40;
 /// Kinds of nodes that are considered for each kind of pod, and steps of the subgradient method that rate them.
 const NODES_PER_POD: usize = 20;
 const RATING_STEPS: usize = 10;
+/// Pods up to which all kinds of nodes are considered: the work suffices for them.
+const PROMISING_PODS: usize = 100;
 /// Pods up to which the cheapest nodes for all are first searched by branch and bound, and its steps.
 const BRANCH_PODS: usize = 30;
 const BRANCH_STEPS: usize = 200_000;
@@ -77,9 +79,8 @@ impl Neighborhoods {
                 return;
             }
             self.work = 0;
-        } else {
-            self.is_promising_only = true;
         }
+        self.is_promising_only = pods > PROMISING_PODS;
         while self.work < limit {
             let most_failures = FAILURES_PER_NODE * movable.len();
             if self.is_promising_only && failures >= most_failures {
@@ -217,8 +218,8 @@ impl Neighborhoods {
     }
 }
 
-/// The kinds with the nodes that may be worth most per price, of those that hold a kind of pod, at these values: some for each kind of pod. A
-/// neighborhood takes the less time the fewer there are.
+/// The kinds with a few nodes for each kind of pod: the cheapest that holds it, and, of those that hold it, the ones that may be worth most per
+/// price at these values. A neighborhood takes the less time the fewer there are.
 pub(crate) fn with_promising_nodes(kinds: &Kinds, values: &[f64]) -> Kinds {
     let counts: Vec<usize> = kinds.pods.iter().map(|pod| pod.count).collect();
     let offered = Offered { kinds, counts: &counts, values };
@@ -227,17 +228,17 @@ pub(crate) fn with_promising_nodes(kinds: &Kinds, values: &[f64]) -> Kinds {
     let mut rated: Vec<(f64, usize)> = kinds.nodes.iter().map(rate).zip(0..).collect();
     rated.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     let mut considered = vec![0; kinds.pods.len()];
-    let mut kept = Vec::new();
+    let cheapest = |pod: usize| kinds.nodes.iter().position(|node| node.pods.binary_search(&pod).is_ok());
+    let mut kept: BTreeSet<usize> = (0..kinds.pods.len()).filter_map(cheapest).collect();
     for (_, at) in rated {
         let pods = &kinds.nodes[at].pods;
         if pods.iter().any(|pod| considered[*pod] < NODES_PER_POD) {
             for pod in pods {
                 considered[*pod] += 1;
             }
-            kept.push(at);
+            kept.insert(at);
         }
     }
-    kept.sort_unstable();
     let nodes = kept.into_iter().map(|at| kinds.nodes[at].clone()).collect();
     Kinds { pods: kinds.pods.clone(), nodes, counters: kinds.counters, sets: Vec::new() }
 }

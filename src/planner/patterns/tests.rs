@@ -249,9 +249,9 @@ proptest! {
 
 #[test]
 fn every_kind_of_pod_keeps_its_promising_nodes() {
-    // The small nodes cost half as much per unit, and hold the small pods only.
+    // The small nodes cost half as much per unit, and hold the small pods only; the first of all costs most per unit.
     let nodes_of = |count: u32| -> Vec<(u32, [i64; 2])> {
-        let small = (0..count).map(|at| (100 + at, [4, 4]));
+        let small = std::iter::once((50, [1, 1])).chain((0..count).map(|at| (100 + at, [4, 4])));
         small.chain((0..count).map(|at| (800 + at, [16, 16]))).collect()
     };
     let pods: [Pod; 2] = [(8, [1, 1], vec![], vec![]), (4, [10, 10], vec![], vec![])];
@@ -261,6 +261,10 @@ fn every_kind_of_pod_keeps_its_promising_nodes() {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         kept.nodes.iter().map(|node| node.price as u32).collect()
     };
-    assert_eq!(kept(30), (100..120).chain(800..820).collect::<Vec<_>>());
-    assert_eq!(kept(15), (100..115).chain(800..815).collect::<Vec<_>>(), "all, where they are few");
+    assert_eq!(kept(30), std::iter::once(50).chain(100..120).chain(800..820).collect::<Vec<_>>());
+    assert_eq!(
+        kept(15),
+        std::iter::once(50).chain(100..115).chain(800..815).collect::<Vec<_>>(),
+        "all, where they are few"
+    );
 }
