@@ -59,6 +59,8 @@ struct Allowed {
     usable: Bits,
     /// Names of the domains.
     domains: String,
+    /// Labels whose values a user chooses and the class requires, and the columns that have one of the values that it accepts.
+    chosen: Vec<(Arc<str>, Bits)>,
 }
 
 impl<'e, 'p> Explainer<'e, 'p> {
@@ -129,7 +131,14 @@ impl<'e, 'p> Explainer<'e, 'p> {
             usable.and(&key.columns[*domain]);
             names.push(key.values[*domain].to_string());
         }
-        Allowed { volumes, constraints, both, in_domains, usable, domains: names.join(", ") }
+        let terms = class.node_terms.iter().flat_map(|term| term.labels.iter());
+        let chosen = terms
+            .filter(|(key, set)| {
+                !well_known(key) && set.finite().is_some_and(|mut values| values.any(|value| is_label_value(value)))
+            })
+            .map(|(key, set)| (Arc::clone(key), self.column_sets.requirement(key, set).clone()))
+            .collect();
+        Allowed { volumes, constraints, both, in_domains, usable, domains: names.join(", "), chosen }
     }
 }
 
@@ -211,7 +220,7 @@ impl Explainer<'_, '_> {
             return Some(format!("its volumes ask for {volumes}, where it has no instance type"));
         }
         if !of.has_any(&allowed.constraints) {
-            if let Some(key) = self.crowded_out(of, class) {
+            if let Some(key) = crowded_out(of, allowed) {
                 return Some(format!(
                     "pods of this plan ask for more values of {key} than the {MAX_VARIANTS} that a plan considers; the pod is planned again \
                      in seconds, when others have their nodes"
@@ -278,18 +287,14 @@ impl Explainer<'_, '_> {
         }
         None
     }
+}
 
-    /// The label that the NodePool leaves open, and whose value that the pod requires is not among the values of its columns.
-    fn crowded_out<'c>(&self, of: &PoolColumns<'_>, class: &'c PodClass) -> Option<&'c str> {
-        let open = of.requirements.as_ref()?;
-        let crowded = |(key, set): &(&'c Arc<str>, &ValueSet)| {
-            let is_open = !well_known(key) && !of.pool.labels.contains_key(&***key) && open.get(key).is_some();
-            let has_value = || set.finite().is_some_and(|mut values| values.any(|value| is_label_value(value)));
-            let label = |column: usize| self.column_sets.label(column, key);
-            is_open && has_value() && !of.columns.clone().any(|column| set.accepts(label(column)))
-        };
-        class.node_terms.iter().flat_map(|term| term.labels.iter()).find(crowded).map(|(key, _)| &**key)
-    }
+/// The label that the NodePool leaves open, and whose value that the pod requires is not among the values of its columns.
+fn crowded_out<'a>(of: &PoolColumns<'_>, allowed: &'a Allowed) -> Option<&'a str> {
+    let open = of.requirements.as_ref()?;
+    let is_open = |key: &str| !of.pool.labels.contains_key(key) && open.get(key).is_some();
+    let crowded = |(key, columns): &&(Arc<str>, Bits)| is_open(key) && !of.has_any(columns);
+    allowed.chosen.iter().find(crowded).map(|(key, _)| &**key)
 }
 
 fn limit_text(pool: &Pool, name: &str) -> String {

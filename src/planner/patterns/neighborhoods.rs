@@ -39,15 +39,13 @@ const SEED: u64 = 1;
 /// The search and what it knows of the pods.
 pub(crate) struct Neighborhoods {
     kinds: Kinds,
-    /// The kinds with the promising nodes only.
-    promising: Kinds,
+    /// The kinds with the promising nodes only, while only these are considered.
+    promising: Option<Kinds>,
     kind_of: Vec<usize>,
     /// By kind of pod, in micro-USD per hour.
     values: Vec<f64>,
     is_feasible: bool,
     work: usize,
-    /// Whether only promising nodes are considered.
-    is_promising_only: bool,
 }
 
 impl Neighborhoods {
@@ -55,8 +53,7 @@ impl Neighborhoods {
     pub fn new(kinds: Kinds, values: Vec<f64>, is_feasible: bool) -> Self {
         let kind_of = kinds.kind_of_items(values.len());
         let values = kinds.least_values(&values);
-        let promising = with_promising_nodes(&kinds, &values);
-        Self { kinds, promising, kind_of, values, is_feasible, work: 0, is_promising_only: false }
+        Self { kinds, promising: None, kind_of, values, is_feasible, work: 0 }
     }
 
     /// Repacks neighborhoods of the movable nodes until the work is used up, or nothing improves any more.
@@ -80,11 +77,11 @@ impl Neighborhoods {
             }
             self.work = 0;
         }
-        self.is_promising_only = pods > PROMISING_PODS;
+        self.promising = (pods > PROMISING_PODS).then(|| with_promising_nodes(&self.kinds, &self.values));
         while self.work < limit {
             let most_failures = FAILURES_PER_NODE * movable.len();
-            if self.is_promising_only && failures >= most_failures {
-                (self.is_promising_only, failures) = (false, 0);
+            if self.promising.is_some() && failures >= most_failures {
+                (self.promising, failures) = (None, 0);
             }
             if failures >= most_failures * effort {
                 return;
@@ -93,10 +90,9 @@ impl Neighborhoods {
             let is_all = chosen.len() == movable.len();
             let (Some(nodes), _) = self.repack(state, &chosen, cheaper_nodes) else {
                 failures += 1;
-                if is_all && !self.is_promising_only {
+                if is_all && self.promising.take().is_none() {
                     return;
                 }
-                self.is_promising_only &= !is_all;
                 continue;
             };
             failures = 0;
@@ -180,7 +176,7 @@ impl Neighborhoods {
         let mut pods = Pattern::new();
         patterns.iter().flatten().for_each(|(kind, count)| add_pods(&mut pods, *kind, *count));
         pods.sort_unstable();
-        let of = if self.is_promising_only { &self.promising } else { &self.kinds };
+        let of = self.promising.as_ref().unwrap_or(&self.kinds);
         let (kinds, node_numbers) = of.subset(&pods);
         let values = pods.iter().map(|(kind, _)| self.values[*kind]).collect();
         let Some(mut search) = PatternSearch::new(kinds, values, self.is_feasible) else { return (None, false) };
@@ -304,9 +300,13 @@ mod tests {
 
     use serde_json::json;
 
-    use crate::planner::patterns::neighborhoods::{moved_up, replace};
+    use crate::planner::patterns::neighborhoods::{Neighborhoods, cheaper_nodes, moved_up, replace};
+    use crate::planner::patterns::node_kinds::{Kinds, Part, Scope};
+    use crate::planner::pricing::lower_bound::LowerBound;
     use crate::planner::state::plan_state::PurchasedNode;
-    use crate::test_support::plan_stages::{column, instance, pattern, purchase, purchased, remaining};
+    use crate::test_support::plan_stages::{
+        all_columns, column, instance, item, pattern, purchase, purchased, remaining,
+    };
     use crate::test_support::planner::World;
 
     fn set(of: &[usize]) -> BTreeSet<usize> {
@@ -345,5 +345,31 @@ mod tests {
         assert_eq!(purchased(&state), ["a1.x4 in z-a: p 1", "a1.x8 in z-a: p 2"]);
         assert_eq!(remaining(&state), "");
         assert_eq!(state.affordable_copies(column(&state, "a1.x4", "z-a"), 9), 3);
+    }
+    #[test]
+    fn promising_nodes_come_first_where_the_pods_are_many() {
+        for (pods, come_first) in [(100, false), (101, true)] {
+            let mut world = World::new();
+            world.pods("p", pods, &json!({}), "1", "1Gi", &json!({}));
+            let mut instance = instance(&world);
+            let mut state = instance.state(false);
+            (0..pods).for_each(|_| purchase(&mut state, "c1.x16", "z-a", &[("p", 1)]));
+            let (parts, all) = ([Part { item: item(&state, "p"), count: pods, set: 0 }], all_columns(&state));
+            let price = |column: usize| state.column_sets.columns[column].price;
+            let scope = Scope { parts: &parts, columns: &|_| all.clone(), price: &price, keeps_rules: &|_| true };
+            let kinds = Kinds::of(&state, &scope, usize::MAX).unwrap();
+            let mut search = Neighborhoods::new(kinds.clone(), vec![state.demand.value(0)], false);
+            // The first nodes that cost less end the search.
+            let reached = LowerBound { cost: f64::INFINITY, values: Vec::new() };
+            search.search(&mut state, (0..pods).collect(), Some(&reached));
+            assert!(state.purchased.len() < pods);
+            assert_eq!(search.promising.is_some(), come_first, "{pods} pods");
+            // A neighborhood has no other nodes.
+            let only = column(&state, "a1.x8", "z-a");
+            let nodes = kinds.nodes.iter().filter(|node| node.column == only).cloned().collect();
+            search.promising = Some(Kinds { nodes, ..kinds });
+            let (nodes, _) = search.repack(&state, &set(&[0, 1]), cheaper_nodes);
+            assert!(nodes.unwrap().iter().all(|node| node.column == only));
+        }
     }
 }
