@@ -37,6 +37,18 @@ pub fn mark(claims: &mut [NodeClaim], planned_at: UnixMillis) {
     }
 }
 
+/// These claims with the members of a launch group next to each other, where the first of them is: its call waits for the last one.
+pub fn in_order<T>(claims: Vec<(T, NodeClaim)>) -> Vec<(T, NodeClaim)> {
+    let mut first: BTreeMap<String, usize> = BTreeMap::new();
+    let mut placed: Vec<(usize, (T, NodeClaim))> = Vec::with_capacity(claims.len());
+    for (at, (of, claim)) in claims.into_iter().enumerate() {
+        let group = claim.annotations().get(labels::LAUNCH_GROUP).cloned();
+        placed.push((group.map_or(at, |group| *first.entry(group).or_insert(at)), (of, claim)));
+    }
+    placed.sort_by_key(|(at, _)| *at);
+    placed.into_iter().map(|(_, claim)| claim).collect()
+}
+
 /// The attributes that claims of a group share.
 fn shape(claim: &NodeClaim) -> String {
     let mut spec = claim.spec.clone();
@@ -75,6 +87,14 @@ mod tests {
         assert_eq!((groups[0].size, &groups[0]), (2, &groups[2]));
         assert_eq!(groups[1], LaunchGroup { id: "uid-b".into(), size: 1 }, "the only claim in its zone");
         assert_eq!(groups[3].id, "uid-d", "only its instances have EFA interfaces");
+    }
+
+    #[test]
+    fn members_of_a_group_follow_each_other() {
+        let mut claims = ["z1", "z2", "z1", "z3", "z2"].map(|zone| claim(zone, zone, &json!({})));
+        mark(&mut claims, UnixMillis(1));
+        let ordered = in_order((0..).zip(claims).collect());
+        assert_eq!(ordered.iter().map(|(at, _)| *at).collect::<Vec<i32>>(), [0, 2, 1, 4, 3]);
     }
 
     #[test]

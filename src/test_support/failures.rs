@@ -106,10 +106,11 @@ pub async fn transcript_without(
     let writes = world.api.writes();
     writeln!(out, "undisturbed: {done}").unwrap();
     for write in &writes {
-        writeln!(out, "  {} {}", write.line(), without_times(&write.body)).unwrap();
+        let body = world.api.with_numbered_names(&without_times(&write.body));
+        writeln!(out, "  {} {body}", world.api.with_numbered_names(&write.line())).unwrap();
     }
     for event in world.api.events() {
-        writeln!(out, "  event {}", strip_times(&event)).unwrap();
+        writeln!(out, "  event {}", world.api.with_numbered_names(&strip_times(&event))).unwrap();
     }
     for call in world.cloud.calls() {
         writeln!(out, "  cloud {call}").unwrap();
@@ -255,7 +256,7 @@ fn differences(old: &Value, new: &Value, path: &str, depth: usize, out: &mut Vec
 
 /// The objects without the members that differ between runs: resource versions, times, and the marks of another client's write.
 fn normalized(api: &FakeApi) -> BTreeMap<String, Value> {
-    let mut objects = api.objects();
+    let mut objects = api.with_numbered_names(&api.objects());
     for object in objects.values_mut() {
         *object = without_times(object);
         if let Some(conditions) = object.pointer_mut("/status/conditions").and_then(Value::as_array_mut) {

@@ -140,6 +140,12 @@ impl FakeApi {
         objects.map(|(key, object)| (key.to_string(), object.clone())).collect()
     }
 
+    /// A text or an object with numbers instead of the random ends of the names that clients chose.
+    pub fn with_numbered_names<T: Serialize + DeserializeOwned>(&self, of: &T) -> T {
+        let text = serde_json::to_string(of).unwrap();
+        serde_json::from_str(&lock(&self.inner).store.with_own_names(&text)).unwrap()
+    }
+
     /// Events written so far, in the form `Warning Reason on Kind/name: note`.
     pub fn events(&self) -> Vec<String> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

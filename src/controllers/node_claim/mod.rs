@@ -2,6 +2,7 @@
 
 pub mod capacity_reservations;
 pub mod consistency;
+pub mod creation;
 pub mod detachment;
 pub mod drain;
 pub mod drained;

@@ -2,19 +2,18 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::time::Instant;
 
 use futures::{StreamExt, stream};
-use kube::api::PostParams;
-use kube::{Api, ResourceExt};
+use kube::ResourceExt;
 use serde_json::json;
 
-use crate::api::NodeClaim;
 use crate::clock;
 use crate::cloud::launch_group;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::{Context, ignore_not_found, is_rejection};
-use crate::controllers::node_claim::metrics;
+use crate::controllers::node_claim::creation::create_all;
 use crate::controllers::provisioning::claim_template::claim_of;
 use crate::decisions::holds::HOLD_LAUNCH;
 use crate::decisions::provisioning::plan_changes::{
@@ -27,7 +26,7 @@ use crate::state::plan_record::MoveTerms;
 use crate::state::snapshot::Snapshot;
 use crate::sync::lock;
 
-/// NodeClaims that are written concurrently.
+/// NodeClaims that are patched concurrently.
 const CONCURRENCY: usize = 16;
 
 /// The effect of a written plan.
@@ -125,19 +124,13 @@ impl PlanWriter<'_> {
         nodes.truncate(admitted);
         claims.truncate(admitted);
         launch_group::mark(&mut claims, hold_until);
-        let api: Api<NodeClaim> = Api::all(ctx.client.clone());
-        let creations = nodes.into_iter().zip(claims).map(|(node, claim)| {
-            let api = api.clone();
-            async move { (node, api.create(&PostParams::default(), &claim).await) }
-        });
-        let creations: Vec<_> = creations.collect();
-        let (started, total) = (Instant::now(), creations.len());
+        let (started, total) = (Instant::now(), claims.len());
         let mut written = Written::default();
-        let mut results = stream::iter(creations).buffer_unordered(CONCURRENCY);
+        let claims = launch_group::in_order(nodes.into_iter().zip(claims).collect());
+        let mut results = pin!(create_all(ctx, claims));
         while let Some(((index, node), result)) = results.next().await {
             match result {
                 Ok(claim) => {
-                    metrics::count_created(ctx, &claim);
                     for key in node.pods.iter().map(|pod| &problem.pods[*pod].key) {
                         if let Some(seen) = first_seen.get(&**key) {
                             let delay = clock::now().saturating_since(*seen);
@@ -146,7 +139,6 @@ impl PlanWriter<'_> {
                         written.served.insert(key.to_string());
                     }
                     let name = claim.name_any();
-                    ctx.cluster.update(|state| state.apply_claim(claim));
                     let pods = node.pods.iter().map(|pod| problem.pods[*pod].key.to_string());
                     lock(&ctx.purchase_backoff).purchased(&ctx.cluster.read(), &name, pods, clock::now());
                 }

@@ -1,23 +1,20 @@
 //! Creates NodeClaims of a static NodePool.
 
+use std::pin::pin;
 use std::sync::Arc;
 
-use futures::{StreamExt, stream};
-use kube::api::PostParams;
-use kube::{Api, ResourceExt};
+use futures::StreamExt;
+use kube::ResourceExt;
 
 use crate::api::{NodeClaim, NodePool};
 use crate::clock;
 use crate::cloud::launch_group;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::{Context, is_rejection, reference};
+use crate::controllers::node_claim::creation::create_all;
 use crate::controllers::node_claim::launch::acceptable;
-use crate::controllers::node_claim::metrics;
 use crate::controllers::provisioning::claim_template::claim_of_template;
 use crate::model::events;
-
-/// NodeClaims that are written concurrently.
-const CONCURRENCY: usize = 16;
 
 /// What became of NodeClaims that were to be created.
 #[derive(Debug, Default)]
@@ -40,23 +37,11 @@ pub async fn create(ctx: &Context, pool: &Arc<NodePool>, count: usize) -> Create
     }
     let mut claims = vec![claim; ctx.admit(Capped::Purchase, count).await];
     launch_group::mark(&mut claims, clock::now());
-    let api: Api<NodeClaim> = Api::all(ctx.client.clone());
-    let creations: Vec<_> = claims
-        .into_iter()
-        .map(|claim| {
-            let api = api.clone();
-            async move { api.create(&PostParams::default(), &claim).await }
-        })
-        .collect();
     let mut out = Created::default();
-    let mut results = stream::iter(creations).buffer_unordered(CONCURRENCY);
-    while let Some(result) = results.next().await {
+    let mut results = pin!(create_all(ctx, claims.into_iter().map(|claim| ((), claim)).collect()));
+    while let Some(((), result)) = results.next().await {
         match result {
-            Ok(claim) => {
-                metrics::count_created(ctx, &claim);
-                ctx.cluster.update(|state| state.apply_claim(claim.clone()));
-                out.claims.push(claim);
-            }
+            Ok(claim) => out.claims.push(claim),
             Err(error) => {
                 tracing::warn!(node_pool = pool.name_any(), %error, "failed to create node claim of static node pool, retrying");
                 if is_rejection(&error) {

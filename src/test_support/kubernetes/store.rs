@@ -50,6 +50,10 @@ impl Refusal {
         Self::new(404, "NotFound", format!("{key} not found"))
     }
 
+    pub fn already_exists(key: &Key) -> Self {
+        Self::new(409, "AlreadyExists", format!("{key} already exists"))
+    }
+
     pub fn conflict(key: &Key) -> Self {
         Self::new(409, "Conflict", format!("{key}: the object has been modified"))
     }
@@ -115,6 +119,8 @@ pub struct Store {
     objects: BTreeMap<Key, Value>,
     version: u64,
     named: u64,
+    /// Names that clients chose for objects with `generateName`, and those that the store would have chosen.
+    chosen: Vec<(String, String)>,
 }
 
 fn success() -> Value {
@@ -162,6 +168,11 @@ impl Store {
         object
     }
 
+    /// A text with the names that the store would have chosen for objects with `generateName`.
+    pub fn with_own_names(&self, text: &str) -> String {
+        self.chosen.iter().fold(text.to_owned(), |text, (chosen, own)| text.replace(chosen, own))
+    }
+
     pub fn remove(&mut self, key: &Key) -> Option<Value> {
         self.objects.remove(key)
     }
@@ -175,7 +186,13 @@ impl Store {
             key.name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         }
         if self.objects.contains_key(&key) {
-            return Err(Refusal::new(409, "AlreadyExists", format!("{key} already exists")));
+            return Err(Refusal::already_exists(&key));
+        }
+        if let (Some(name), Some(prefix)) =
+            (object["metadata"]["name"].as_str(), object["metadata"]["generateName"].as_str())
+        {
+            self.named += 1;
+            self.chosen.push((name.to_owned(), format!("{prefix}{}", self.named)));
         }
         let meta = &mut object["metadata"];
         meta["name"] = json!(key.name);

@@ -48,7 +48,7 @@ async fn a_drifted_node_gets_its_replacement_under_every_failure() {
     let text = transcript(|| world("1"), scale_and_replace).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: 1 begun, 2 replicas, 3 claims
-      POST nodeclaims {"apiVersion":"karpenter.sh/v1","kind":"NodeClaim","metadata":{"annotations":{"karpenter.sh/nodepool-hash":"6821555240594823858","karpenter.sh/nodepool-hash-version":"v3"},"finalizers":["karpenter.sh/termination"],"generateName":"p-","labels":{"karpenter.k8s.aws/ec2nodeclass":"default","karpenter.sh/nodepool":"p"},"ownerReferences":[{"apiVersion":"karpenter.sh/v1","blockOwnerDeletion":true,"kind":"NodePool","name":"p","uid":"uid-p"}]},"spec":{"expireAfter":"720h","nodeClassRef":{"group":"karpenter.k8s.aws","kind":"EC2NodeClass","name":"default"},"requirements":[]}}
+      POST nodeclaims {"apiVersion":"karpenter.sh/v1","kind":"NodeClaim","metadata":{"annotations":{"karpenter.sh/nodepool-hash":"6821555240594823858","karpenter.sh/nodepool-hash-version":"v3"},"finalizers":["karpenter.sh/termination"],"generateName":"p-","labels":{"karpenter.k8s.aws/ec2nodeclass":"default","karpenter.sh/nodepool":"p"},"name":"p-1","ownerReferences":[{"apiVersion":"karpenter.sh/v1","blockOwnerDeletion":true,"kind":"NodePool","name":"p","uid":"uid-p"}]},"spec":{"expireAfter":"720h","nodeClassRef":{"group":"karpenter.k8s.aws","kind":"EC2NodeClass","name":"default"},"requirements":[]}}
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":"Drifted/","stowage.dev/move":"{\"at\":\"TIME\",\"give_up\":\"TIME\",\"id\":\"c/TIME\",\"replaced_by\":\"p-1\",\"sources\":[\"c\"],\"usd_per_hour\":0.0}"},"resourceVersion":"3"}}
       PATCH nodes/c [{"op":"test","path":"/metadata/uid","value":"uid-c"},{"op":"test","path":"/metadata/resourceVersion","value":"4"},{"op":"add","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]},{"op":"add","path":"/metadata/labels","value":{}},{"op":"add","path":"/metadata/labels/node.kubernetes.io~1exclude-from-external-load-balancers","value":"karpenter"}]
       event Normal DisruptionTerminating on NodeClaim/c: disrupting node: Drifted
@@ -60,7 +60,7 @@ async fn a_drifted_node_gets_its_replacement_under_every_failure() {
       429, Retry-After 2 s, once: 1 begun, 2 replicas, 3 claims, sent 2 times in 2 s; again: 0 begun, 2 replicas, 3 claims, no write, as undisturbed
       504: 0 begun, 2 replicas, 2 claims, sent 7 times; again: 1 begun, 2 replicas, 3 claims, 3 writes, as undisturbed
       no answer: waits forever; again: 1 begun, 2 replicas, 3 claims, 3 writes, as undisturbed
-      lost answer: 0 begun, 2 replicas, 2 claims; again: 1 begun, 2 replicas, 4 claims, 4 writes, differs: nodeclaims/c (metadata.annotations), nodeclaims/p-1 (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), +nodeclaims/p-2
+      lost answer: 1 begun, 2 replicas, 3 claims, sent 2 times; again: 0 begun, 2 replicas, 3 claims, no write, as undisturbed
       crash before: stopped; again: 1 begun, 2 replicas, 3 claims, 3 writes, as undisturbed
       crash after: stopped; again: 1 begun, 2 replicas, 4 claims, 4 writes, differs: nodeclaims/c (metadata.annotations), nodeclaims/p-1 (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), +nodeclaims/p-2
     PATCH nodeclaims/c
