@@ -92,14 +92,22 @@ fn with_uid(uid: Option<String>) -> DeleteParams {
 pub async fn release_node(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
     let Some(left) = without_finalizer(node.finalizers()) else { return Ok(()) };
     let patch = json!({"metadata": {"finalizers": left, "resourceVersion": node.resource_version()}});
-    ignore_not_found(ctx.patch_node(&node.name_any(), &patch).await)
+    let released = ctx.patch_node(&node.name_any(), &patch).await;
+    if released.is_ok() {
+        metrics::count_terminated_node(ctx, node, clock::now());
+    }
+    ignore_not_found(released)
 }
 
 /// Removes our finalizer from a claim. No error when it is gone already.
 pub async fn release_claim(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {
     let Some(left) = without_finalizer(claim.finalizers()) else { return Ok(()) };
     let patch = json!({"metadata": {"finalizers": left, "resourceVersion": claim.resource_version()}});
-    ignore_not_found(ctx.patch_claim(&claim.name_any(), &patch).await)
+    let released = ctx.patch_claim(&claim.name_any(), &patch).await;
+    if released.is_ok() {
+        metrics::count_terminated(ctx, claim, clock::now());
+    }
+    ignore_not_found(released)
 }
 
 /// The finalizers without ours; `None` when ours is not among them.

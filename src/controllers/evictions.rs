@@ -9,8 +9,10 @@ use kube::Api;
 use kube::api::PostParams;
 use kube::core::Status;
 
+use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
+use crate::controllers::node_claim::metrics;
 use crate::decisions::pod_ref::PodRef;
 
 /// Concurrent evictions for one node.
@@ -27,9 +29,9 @@ pub struct Evicted {
     pub postponed: usize,
 }
 
-/// Evicts the first of these pods of a node that the rate allows, all if it is urgent: the instance ends soon. The caller reports them
+/// Evicts the first of these pods of the node of a claim that the rate allows, all if it is urgent: the instance ends soon. The caller reports them
 /// ([`note`]), so that events delay no eviction.
-pub async fn evict(ctx: &Context, node: &str, mut pods: Vec<PodRef>, is_urgent: bool) -> Evicted {
+pub async fn evict(ctx: &Context, claim: &NodeClaim, node: &str, mut pods: Vec<PodRef>, is_urgent: bool) -> Evicted {
     let mut out = Evicted::default();
     if !is_urgent {
         let most = ctx.settings.max_evictions_per_second;
@@ -40,6 +42,7 @@ pub async fn evict(ctx: &Context, node: &str, mut pods: Vec<PodRef>, is_urgent: 
     let mut results =
         stream::iter(pods).map(|pod| async { (evict_one(ctx, &pod).await, pod) }).buffer_unordered(CONCURRENCY);
     while let Some((result, pod)) = results.next().await {
+        ctx.metrics.eviction_requests.with_label_values(&[code(&result)]).inc();
         match result {
             Ok(_) => {
                 ctx.metrics.evictions.with_label_values(&["ok"]).inc();
@@ -57,6 +60,7 @@ pub async fn evict(ctx: &Context, node: &str, mut pods: Vec<PodRef>, is_urgent: 
             }
         }
     }
+    metrics::count_pods_drained(ctx, claim, out.pods.len());
     if !is_urgent {
         // No pod leaves: others may.
         ctx.caps.take_back_evictions(out.refused + out.failed);
@@ -80,6 +84,15 @@ async fn evict_one(ctx: &Context, pod: &PodRef) -> Result<Status, kube::Error> {
     };
     // `Api::evict` of kube 5.0 writes the options as `delete_options`, which the API server ignores.
     api.create_subresource("eviction", &pod.name, &PostParams::default(), &eviction).await
+}
+
+/// The status code of a response, as Karpenter counts it; empty without a response.
+fn code<T>(result: &Result<T, kube::Error>) -> String {
+    match result {
+        Ok(_) => "200".into(),
+        Err(kube::Error::Api(status)) => status.code.to_string(),
+        Err(_) => String::new(),
+    }
 }
 
 /// Whether an eviction was refused because of PodDisruptionBudgets: one allows no more, or several match the pod (500). An

@@ -20,6 +20,11 @@ pub trait ObjectExt: ResourceExt {
         self.meta().creation_timestamp.as_ref().map(UnixMillis::from).unwrap_or_default()
     }
 
+    /// The deletion timestamp.
+    fn deleted_at(&self) -> Option<UnixMillis> {
+        self.meta().deletion_timestamp.as_ref().map(UnixMillis::from)
+    }
+
     /// The NodePool label.
     fn node_pool(&self) -> Option<&str> {
         self.labels().get(labels::NODE_POOL).map(String::as_str)

@@ -13,7 +13,7 @@ use crate::telemetry::registry as declared;
 /// Value of the label `provider`.
 const PROVIDER: &str = "aws";
 
-/// EC2 metrics, with names and labels of Karpenter's AWS provider after our own prefix; [`declared`] describes each metric.
+/// EC2 metrics, with names and labels of Karpenter's AWS provider; [`declared`] describes each metric.
 /// Cheap to clone; clones share their values.
 #[derive(Clone, Debug)]
 pub struct CloudMetrics {
@@ -99,23 +99,22 @@ impl CloudMetrics {
         self.offering_price.reset();
     }
 
-    /// Awaits a cloud provider call and records its duration and failure. `method` is Karpenter's name of the method, `kind`
-    /// maps an error to Karpenter's name of it.
+    /// Awaits a cloud provider call and records its duration and failure. `method` is Karpenter's name of the method, `controller` that of the
+    /// controller which calls it there, `kind` maps an error to Karpenter's name of it.
     ///
     /// # Errors
     /// The error of the call.
     pub async fn timed<T, E>(
         &self,
-        method: &str,
+        [controller, method]: [&str; 2],
         kind: impl Fn(&E) -> &'static str,
         call: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
         let begin = Instant::now();
         let result = call.await;
-        // Karpenter's label `controller` names the calling controller; here it stays empty.
-        self.duration.with_label_values(&["", method, PROVIDER]).observe(begin.elapsed().as_secs_f64());
+        self.duration.with_label_values(&[controller, method, PROVIDER]).observe(begin.elapsed().as_secs_f64());
         if let Err(error) = &result {
-            self.errors.with_label_values(&["", method, PROVIDER, kind(error)]).inc();
+            self.errors.with_label_values(&[controller, method, PROVIDER, kind(error)]).inc();
         }
         result
     }
@@ -181,9 +180,10 @@ mod tests {
         metrics.user_data_bytes.with_label_values(&["default"]).set(900);
         metrics.offering_available.with_label_values(&["m5.large", "spot", "a"]).set(1);
         metrics.offering_price.with_label_values(&["m5.large", "spot", "a"]).set(0.035);
-        let failed: Result<(), u8> = metrics.timed("Create", |_| "CreateError", async { Err(1) }).await;
+        let failed: Result<(), u8> =
+            metrics.timed(["nodeclaim.lifecycle", "Create"], |_| "CreateError", async { Err(1) }).await;
         assert_eq!(failed, Err(1));
-        let worked: Result<u8, u8> = metrics.timed("List", |_| "", async { Ok(2) }).await;
+        let worked: Result<u8, u8> = metrics.timed(["", "List"], |_| "", async { Ok(2) }).await;
         assert_eq!(worked, Ok(2));
         all.text().unwrap();
         let text = all.text().unwrap();
@@ -194,7 +194,7 @@ mod tests {
             "stowage_ec2nodeclasses_userdata_bytes{nodeclass=\"default\"} 900",
             "stowage_cloudprovider_instance_type_offering_available{capacity_type=\"spot\",instance_type=\"m5.large\",zone=\"a\"} 1",
             "stowage_cloudprovider_instance_type_offering_price_estimate{capacity_type=\"spot\",instance_type=\"m5.large\",zone=\"a\"} 0.035",
-            "stowage_cloudprovider_errors_total{controller=\"\",error=\"CreateError\",method=\"Create\",provider=\"aws\"} 1",
+            "stowage_cloudprovider_errors_total{controller=\"nodeclaim.lifecycle\",error=\"CreateError\",method=\"Create\",provider=\"aws\"} 1",
             "stowage_cloudprovider_duration_seconds_count{controller=\"\",method=\"List\",provider=\"aws\"} 1",
             "stowage_interruption_deleted_messages_total 3",
             "stowage_cloudprovider_instance_type_cpu_cores{instance_type=\"m5.large\"} 2",

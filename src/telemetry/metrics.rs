@@ -5,12 +5,13 @@ use prometheus::{
     Encoder, GaugeVec, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
 };
 
-use crate::telemetry::registry::{self as declared, register};
+use crate::telemetry::registry::{self as declared, Metric, MetricNames, register};
 
 /// Serving metrics. Cheap to clone; clones share their values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Registry,
+    names: MetricNames,
     pub extender_requests: IntCounterVec,
     pub extender_seconds: HistogramVec,
     pub filter_denied: IntCounterVec,
@@ -60,8 +61,10 @@ impl Metrics {
     }
 
     fn registered_in(registry: Registry) -> Result<Self, prometheus::Error> {
-        register(&registry, declared::BUILD_INFO.gauges())?.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let build_info = register(&registry, declared::BUILD_INFO.gauges())?;
+        build_info.with_label_values(&[env!("CARGO_PKG_VERSION"), "", goarch(), ""]).set(1);
         Ok(Self {
+            names: MetricNames::default(),
             extender_requests: register(&registry, declared::EXTENDER_REQUESTS.counters())?,
             extender_seconds: register(&registry, declared::EXTENDER_SECONDS.histograms())?,
             filter_denied: register(&registry, declared::FILTER_DENIED.counters())?,
@@ -95,6 +98,12 @@ impl Metrics {
         })
     }
 
+    /// Publishes metrics that have a name of Karpenter's and one of ours under these names.
+    #[must_use]
+    pub fn published_as(self, names: MetricNames) -> Self {
+        Self { names, ..self }
+    }
+
     /// The Prometheus registry, to which other families add their collectors.
     pub fn registry(&self) -> &Registry {
         &self.registry
@@ -118,7 +127,24 @@ impl Metrics {
     /// # Errors
     /// A collector of another family breaks the format.
     pub fn text(&self) -> Result<String, prometheus::Error> {
-        TextEncoder::new().encode_to_string(&self.registry.gather())
+        let (encoder, mut text) = (TextEncoder::new(), String::new());
+        for mut family in self.registry.gather() {
+            let own = family.name().to_owned();
+            for name in Metric::published(&own, self.names) {
+                family.set_name(name.to_owned());
+                encoder.encode_utf8(std::slice::from_ref(&family), &mut text)?;
+            }
+        }
+        Ok(text)
+    }
+}
+
+/// Go's name of the architecture.
+fn goarch() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
     }
 }
 
@@ -127,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_metric_is_registered_under_our_prefix() {
+    fn every_metric_is_registered_under_its_name() {
         let metrics = Metrics::new();
         metrics.extender_requests.with_label_values(&["filter", "200"]).inc();
         metrics.extender_seconds.with_label_values(&["filter"]).observe(0.000_3);
@@ -143,7 +169,33 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
         }
-        assert!(text.lines().all(|line| line.starts_with("stowage_") || line.starts_with("# ")), "{text}");
+        let prefixes = ["stowage_", "karpenter_", "# "];
+        assert!(text.lines().all(|line| prefixes.iter().any(|prefix| line.starts_with(prefix))), "{text}");
+    }
+
+    #[test]
+    fn a_metric_of_karpenter_is_published_under_both_names_or_the_chosen_one() {
+        let names = |names: MetricNames| {
+            let metrics = Metrics::new().published_as(names);
+            register(metrics.registry(), declared::SCHEDULING_SECONDS.histograms())
+                .unwrap()
+                .with_label_values(&["provisioner"])
+                .observe(1.0);
+            let text = metrics.text().unwrap();
+            let has = |name: &str| text.lines().filter(|line| line.starts_with(name)).count();
+            let [own, karpenter] = ["stowage_build_info{", "karpenter_build_info{"].map(has);
+            // Metrics with one name keep it.
+            (
+                own,
+                karpenter,
+                has("stowage_ready "),
+                has("karpenter_scheduler_scheduling_duration_seconds_sum"),
+                has("# TYPE karpenter_build_info gauge"),
+            )
+        };
+        assert_eq!(names(MetricNames::Both), (1, 1, 1, 1, 1));
+        assert_eq!(names(MetricNames::Karpenter), (0, 1, 1, 1, 1));
+        assert_eq!(names(MetricNames::Stowage), (1, 0, 1, 1, 0));
     }
 
     #[test]

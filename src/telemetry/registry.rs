@@ -1,7 +1,8 @@
 //! The registry of metrics: every metric is declared here once, with its type, labels and help text. The structs of this folder create
 //! their collectors from it, and `docs/reference/metrics.md` is rendered from it.
 //!
-//! Names start with `stowage_`. Labels take few values: verbs, codes, rules and reasons, never names of pods or nodes.
+//! Names start with `stowage_`, those of metrics of Karpenter with `karpenter_`; some are published under both prefixes ([`MetricNames`]). Labels take few
+//! values: verbs, codes, rules and reasons, never names of pods or nodes.
 
 use prometheus::core::Collector;
 use prometheus::{
@@ -15,6 +16,38 @@ const VERDICT_SECONDS: &[f64] =
 const RECONCILER_SECONDS: &[f64] = &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 /// Buckets of the scores of moves, the same as in Karpenter.
 const SCORES: &[f64] = &[0.1, 0.25, 0.33, 0.5, 1.0, 2.0, 5.0, 10.0];
+/// Buckets of terminations in seconds, the same as in Karpenter: 2^n.
+const TERMINATION_SECONDS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1_024.0, 2_048.0];
+/// Buckets of lifetimes in seconds, the same as in Karpenter: from 15 minutes to 30 days.
+const LIFETIME_SECONDS: &[f64] = &[
+    900.0,
+    1_800.0,
+    2_700.0,
+    3_600.0,
+    7_200.0,
+    14_400.0,
+    21_600.0,
+    28_800.0,
+    36_000.0,
+    43_200.0,
+    57_600.0,
+    72_000.0,
+    86_400.0,
+    172_800.0,
+    259_200.0,
+    432_000.0,
+    864_000.0,
+    1_296_000.0,
+    1_728_000.0,
+    2_160_000.0,
+    2_592_000.0,
+];
+/// Buckets of durations in seconds that Karpenter uses where it has no others.
+const DURATIONS: &[f64] = &[
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5,
+    1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 120.0,
+    150.0, 300.0, 450.0, 600.0,
+];
 /// Buckets of AWS calls in seconds, the same as in Karpenter's AWS provider.
 const CLOUD_SECONDS: &[f64] = &[
     0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0,
@@ -44,18 +77,32 @@ pub enum Source {
     Serving,
     /// The leader.
     Leader,
-    /// The leader, with `--cloud ec2`; names and labels of Karpenter's AWS provider after our prefix.
+    /// The leader, with `--cloud ec2`; names and labels of Karpenter's AWS provider.
     Ec2,
 }
 
 /// A label and its values.
 pub type Label = (&'static str, &'static str);
 
+/// Under which names metrics are published that have a name of Karpenter's and one of ours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum MetricNames {
+    /// Under both.
+    #[default]
+    Both,
+    /// With the prefix `karpenter_`.
+    Karpenter,
+    /// With the prefix `stowage_`.
+    Stowage,
+}
+
 /// One metric.
 #[derive(Debug)]
 pub struct Metric {
     /// Full name.
     pub name: &'static str,
+    /// Karpenter's name, if that is another.
+    pub karpenter: Option<&'static str>,
     /// Type.
     pub kind: Kind,
     /// Which replica populates it.
@@ -67,6 +114,13 @@ pub struct Metric {
 }
 
 impl Metric {
+    /// The names under which a metric of the registry is published: its own, Karpenter's, or both.
+    pub fn published(name: &str, names: MetricNames) -> impl Iterator<Item = &str> {
+        let karpenter = ALL.iter().find(|metric| metric.name == name).and_then(|metric| metric.karpenter);
+        let own = (karpenter.is_none() || names != MetricNames::Karpenter).then_some(name);
+        own.into_iter().chain(karpenter.filter(|_| names != MetricNames::Stowage))
+    }
+
     fn names(&self) -> Vec<&'static str> {
         self.labels.iter().map(|(name, _)| *name).collect()
     }
@@ -129,13 +183,27 @@ pub fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: 
     Ok(collector)
 }
 
+/// The name of a metric, and Karpenter's if it has both.
+macro_rules! names {
+    ($name:literal) => {
+        (concat!("stowage_", $name), None::<&str>)
+    };
+    (both $name:literal) => {
+        (concat!("stowage_", $name), Some(concat!("karpenter_", $name)))
+    };
+    (karpenter $name:literal) => {
+        (concat!("karpenter_", $name), None::<&str>)
+    };
+}
+
 /// Declares metrics as constants, and [`ALL`] as the list of them.
 macro_rules! metrics {
-    ($($id:ident = $name:literal, $kind:expr, $source:ident, [$($label:literal: $values:literal),* $(,)?], $help:literal;)*) => {
+    ($($id:ident = $($scope:ident)? $name:literal, $kind:expr, $source:ident, [$($label:literal: $values:literal),* $(,)?], $help:literal;)*) => {
         $(
             #[doc = $help]
             pub const $id: &Metric = &Metric {
-                name: concat!("stowage_", $name),
+                name: names!($($scope)? $name).0,
+                karpenter: names!($($scope)? $name).1,
                 kind: $kind,
                 source: Source::$source,
                 labels: &[$(($label, $values)),*],
@@ -150,6 +218,8 @@ macro_rules! metrics {
 metrics! {
     PLAN_SECONDS = "plan_seconds", Kind::Histogram(RECONCILER_SECONDS), Leader, [],
         "Duration of planning, in seconds.";
+    SCHEDULING_SECONDS = karpenter "scheduler_scheduling_duration_seconds", Kind::Histogram(DURATIONS), Leader, ["controller": "`provisioner`, `disruption`"],
+        "Duration of planning, in seconds, also of what consolidation plans.";
     PLANS_FAILED = "plans_failed_total", Kind::Counter, Leader, [],
         "Plans that ended in a panic of the planner, which is a defect.";
     PODS_QUARANTINED = "pods_quarantined", Kind::Gauge, Leader, [
@@ -168,13 +238,13 @@ metrics! {
             "part": "`created_to_call` (from its creation, as the leader observed it, to the call that launched its node), `rejected_to_call` (from its first rejection by kube-scheduler to that call; pods that were rejected before it), `rejected_to_launched` (until the NodeClaim is recorded as launched), `ready_to_bound` (from the time at which its new node is ready)",
         ],
         "Seconds that a pod waits for its new node, by part of the way; the first launch for the pod counts.";
-    NODECLAIMS_CREATED = "nodeclaims_created_total", Kind::Counter, Leader, [
-            "reason": "always `provisioned`",
+    NODECLAIMS_CREATED = both "nodeclaims_created_total", Kind::Counter, Leader, [
+            "reason": "`provisioned`; of a replacement why the node is disrupted, such as `underutilized` or `drifted`",
             "nodepool": "name of the NodePool",
             "min_values_relaxed": "`true`, `false`",
         ],
         "NodeClaims created, by reason, NodePool and whether minValues were lowered.";
-    NODECLAIMS_DISRUPTED = "nodeclaims_disrupted_total", Kind::Counter, Leader, [
+    NODECLAIMS_DISRUPTED = both "nodeclaims_disrupted_total", Kind::Counter, Leader, [
             "reason": "`empty`, `underutilized`, `drifted`, `expired`, `unhealthy`, `spot_interrupted`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`, `event_status`, `instance_status`, `system_status`, `insufficient_capacity`, `nodeclass_not_ready`, `launch_timeout`, `registration_timeout`, `initialization_timeout`, `garbage_collected`, `capacity_block_expiring`, `unknown` (a disruption that another program marked)",
             "nodepool": "name of the NodePool",
             "capacity_type": "`on-demand`, `spot`, `reserved`; empty before the launch",
@@ -182,15 +252,41 @@ metrics! {
             "termination_mode": "`graceful` without a `terminationGracePeriod`, `forceful` with one of 0, otherwise `eventual`",
         ],
         "NodeClaims disrupted, by reason, NodePool, capacity type, consolidation policy and termination mode.";
-    NODECLAIMS_UNHEALTHY_DISRUPTED = "nodeclaims_unhealthy_disrupted_total", Kind::Counter, Leader, [
+    NODECLAIMS_UNHEALTHY_DISRUPTED = both "nodeclaims_unhealthy_disrupted_total", Kind::Counter, Leader, [
             "condition": "type of the unhealthy condition of the Node, such as `ready`",
             "nodepool": "name of the NodePool",
             "capacity_type": "`on-demand`, `spot`, `reserved`",
             "image_id": "image of the instance",
         ],
         "NodeClaims deleted because a condition of their Node was unhealthy, by condition, NodePool, capacity type and image.";
-    NODES_REGISTERED = "nodes_registered_total", Kind::Counter, Leader, [],
-        "Nodes that registered.";
+    NODECLAIMS_TERMINATED = karpenter "nodeclaims_terminated_total", Kind::Counter, Leader, [
+            "nodepool": "name of the NodePool",
+            "capacity_type": "`on-demand`, `spot`, `reserved`; empty before the launch",
+            "zone": "zone name; empty before the launch",
+        ],
+        "NodeClaims whose instance is terminated, by NodePool, capacity type and zone.";
+    NODECLAIMS_TERMINATION_SECONDS = karpenter "nodeclaims_termination_duration_seconds", Kind::Histogram(TERMINATION_SECONDS), Leader, [
+            "nodepool": "name of the NodePool",
+        ],
+        "Seconds from the deletion of a NodeClaim to the removal of its finalizer, drain included.";
+    INSTANCE_TERMINATION_SECONDS = karpenter "nodeclaims_instance_termination_duration_seconds", Kind::Histogram(TERMINATION_SECONDS.split_at(11).0), Leader, [
+            "nodepool": "name of the NodePool",
+        ],
+        "Seconds from the call that terminates an instance to its end.";
+    NODES_CREATED = both "nodes_created_total", Kind::Counter, Leader, [
+            "nodepool": "name of the NodePool",
+            "zone": "zone name",
+        ],
+        "Nodes that registered, by NodePool and zone.";
+    NODES_TERMINATED = karpenter "nodes_terminated_total", Kind::Counter, Leader, [
+            "nodepool": "name of the NodePool",
+            "zone": "zone name",
+        ],
+        "Nodes whose instance is terminated, by NodePool and zone.";
+    NODES_DRAINED = karpenter "nodes_drained_total", Kind::Counter, Leader, ["nodepool": "name of the NodePool"],
+        "Nodes that were drained, by NodePool.";
+    NODES_LIFETIME_SECONDS = karpenter "nodes_lifetime_duration_seconds", Kind::Histogram(LIFETIME_SECONDS), Leader, ["nodepool": "name of the NodePool"],
+        "Seconds from the creation of a Node to the end of its instance.";
     STEPS_PANICKED = "lifecycle_step_panics_total", Kind::Counter, Leader, [],
         "Steps of a NodeClaim's lifecycle that panicked, which is a defect. The step is retried after 30 s; other NodeClaims are not affected.";
     NOMINATIONS = "nominations_total", Kind::Counter, Leader, [],
@@ -203,6 +299,10 @@ metrics! {
             "result": "`planned` (bound to the planned node), `elsewhere` (bound to another node)",
         ],
         "Bound pods that had been planned before kube-scheduler attempted them, by where they were bound.";
+    EVICTION_REQUESTS = karpenter "pods_eviction_requests_total", Kind::Counter, Leader, ["code": "status code of the response; empty without one"],
+        "Eviction API requests, by code.";
+    PODS_DRAINED = karpenter "pods_drained_total", Kind::Counter, Leader, ["reason": "reason of the NodeClaim's condition `DisruptionReason`, such as `Underutilized`, otherwise `Forceful Termination`"],
+        "Pods that were evicted from nodes that are terminated, by reason.";
     EVICTIONS = "evictions_total", Kind::Counter, Leader, [
             "result": "`ok`, `refused` (by a PodDisruptionBudget), `failed`",
         ],
@@ -219,7 +319,7 @@ metrics! {
         "Nodes that the watch showed as drained, and on which the API server still had pods.";
     CLOUD_STARTS_FAILED = "cloud_starts_failed_total", Kind::Counter, Leader, [],
         "Failed attempts of the leader to connect to its cloud.";
-    INSTANCES_UNHEALTHY = "interruption_instance_status_unhealthy_total", Kind::Counter, Leader, [
+    INSTANCES_UNHEALTHY = both "interruption_instance_status_unhealthy_total", Kind::Counter, Leader, [
             "category": "`instance_status`, `system_status`, `event_status`",
         ],
         "Unhealthy instances reported by EC2, counted once per occurrence.";
@@ -227,13 +327,13 @@ metrics! {
         "1 while the emergency stop pauses a scope, otherwise 0.";
     CONSOLIDATION_NODES = "consolidation_nodes", Kind::Gauge, Leader, ["blocker": "why the nodes stay, see [consolidation](../disruption.md#why-a-node-stays); `none`: they are removed"],
         "NodeClaims by what the last decision of consolidation found about them.";
-    CONSOLIDATION_MOVES = "consolidation_moves_total", Kind::Counter, Leader, [
+    CONSOLIDATION_MOVES = both "consolidation_moves_total", Kind::Counter, Leader, [
             "decision": "`approved`: it begins; `rejected`: by itself it does not save enough",
             "nodepool": "name of the NodePool of a removed node",
             "policy": "its `consolidationPolicy`",
         ],
         "Moves of consolidation that were planned, once for each NodePool that they remove nodes of.";
-    CONSOLIDATION_SCORE = "consolidation_score", Kind::Histogram(SCORES), Leader, [
+    CONSOLIDATION_SCORE = both "consolidation_score", Kind::Histogram(SCORES), Leader, [
             "decision": "`approved` from a score of 0.5 on, else `rejected`",
             "nodepool": "name of the NodePool",
             "policy": "always `Balanced`",
@@ -247,64 +347,64 @@ metrics! {
         ],
         "Messages of the interruption queue that had no effect since they are not confirmed: forged messages, unless the reason is `too_many`.";
 
-    CLOUD_DURATION = "cloudprovider_duration_seconds", Kind::Histogram(CLOUD_SECONDS), Ec2, [
-            "controller": "always empty",
+    CLOUD_DURATION = both "cloudprovider_duration_seconds", Kind::Histogram(CLOUD_SECONDS), Ec2, [
+            "controller": "`nodeclaim.lifecycle`, `nodeclaim.garbagecollection`: Karpenter's names of what makes the call",
             "method": "`Create`, `Get`, `List`, `Delete`",
             "provider": "`aws`",
         ],
         "Duration of cloud provider method calls in seconds, waits for the client's rate limit and for a batch included.";
-    CLOUD_ERRORS = "cloudprovider_errors_total", Kind::Counter, Ec2, [
-            "controller": "always empty",
+    CLOUD_ERRORS = both "cloudprovider_errors_total", Kind::Counter, Ec2, [
+            "controller": "as above",
             "method": "`Create`, `Get`, `List`, `Delete`",
             "provider": "`aws`",
             "error": "`InsufficientCapacityError`, `NodeClassNotReadyError`, otherwise empty",
         ],
         "Cloud provider method calls that failed.";
-    BATCH_SECONDS = "cloudprovider_batcher_batch_time_seconds", Kind::Histogram(CLOUD_SECONDS), Ec2, [
+    BATCH_SECONDS = both "cloudprovider_batcher_batch_time_seconds", Kind::Histogram(CLOUD_SECONDS), Ec2, [
             "batcher": "`describe_instances`, `find_instances` (instances of a NodeClaim that names none), `terminate_instances`, `describe_spot_instance_requests`",
         ],
         "Time that a batch of requests was open before its call, in seconds.";
-    BATCH_SIZE = "cloudprovider_batcher_batch_size", Kind::Histogram(BATCH_SIZES), Ec2, [
+    BATCH_SIZE = both "cloudprovider_batcher_batch_size", Kind::Histogram(BATCH_SIZES), Ec2, [
             "batcher": "as above",
         ],
         "Requests per batched call.";
-    LAUNCH_FAILURES = "cloudprovider_instance_launch_failures_total", Kind::Counter, Ec2, [
+    LAUNCH_FAILURES = both "cloudprovider_instance_launch_failures_total", Kind::Counter, Ec2, [
             "zone": "zone name",
             "zone_id": "zone id",
             "capacity_type": "`on-demand`, `spot`, `reserved`",
             "reason": "as in the condition `Launched`",
         ],
         "Offerings for which a launch failed, by reason.";
-    TERMINATION_FAILURES = "cloudprovider_instance_termination_failures_total", Kind::Counter, Ec2, [
+    TERMINATION_FAILURES = both "cloudprovider_instance_termination_failures_total", Kind::Counter, Ec2, [
             "zone": "zone name",
             "zone_id": "zone id",
         ],
         "Instance terminations that failed.";
-    TYPE_CPUS = "cloudprovider_instance_type_cpu_cores", Kind::Gauge, Ec2, ["instance_type": "name of the instance type"],
+    TYPE_CPUS = both "cloudprovider_instance_type_cpu_cores", Kind::Gauge, Ec2, ["instance_type": "name of the instance type"],
         "vCPUs of an instance type that the region offers.";
-    TYPE_MEMORY = "cloudprovider_instance_type_memory_bytes", Kind::Gauge, Ec2, ["instance_type": "name of the instance type"],
+    TYPE_MEMORY = both "cloudprovider_instance_type_memory_bytes", Kind::Gauge, Ec2, ["instance_type": "name of the instance type"],
         "Memory of an instance type that the region offers, before any overhead, in bytes.";
-    OFFERING_AVAILABLE = "cloudprovider_instance_type_offering_available", Kind::Gauge, Ec2, [
+    OFFERING_AVAILABLE = both "cloudprovider_instance_type_offering_available", Kind::Gauge, Ec2, [
             "instance_type": "name of the instance type",
             "capacity_type": "`on-demand`, `spot`, `reserved` (with the gate ReservedCapacity)",
             "zone": "zone name",
         ],
         "1 unless the offering recently had insufficient capacity, or, for reserved offerings, no reservation has room.";
-    OFFERING_PRICE = "cloudprovider_instance_type_offering_price_estimate", Kind::Gauge, Ec2, [
+    OFFERING_PRICE = both "cloudprovider_instance_type_offering_price_estimate", Kind::Gauge, Ec2, [
             "instance_type": "name of the instance type",
             "capacity_type": "as above; `reserved` only where there is a reservation",
             "zone": "zone name",
         ],
         "Estimated price of an offering in USD per hour.";
-    USER_DATA_BYTES = "ec2nodeclasses_userdata_bytes", Kind::Gauge, Ec2, ["nodeclass": "name of the EC2NodeClass"],
+    USER_DATA_BYTES = both "ec2nodeclasses_userdata_bytes", Kind::Gauge, Ec2, ["nodeclass": "name of the EC2NodeClass"],
         "User data of the class's nodes at the last validation, in bytes before base64; EC2 accepts 16384.";
-    MESSAGES_RECEIVED = "interruption_received_messages_total", Kind::Counter, Ec2, [
+    MESSAGES_RECEIVED = both "interruption_received_messages_total", Kind::Counter, Ec2, [
             "message_type": "`spot_interrupted`, `rebalance_recommendation`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`; without effect: `no_op`, `malformed`, `foreign` (of another account or region)",
         ],
         "Messages received from the interruption queue.";
-    MESSAGES_DELETED = "interruption_deleted_messages_total", Kind::Counter, Ec2, [],
+    MESSAGES_DELETED = both "interruption_deleted_messages_total", Kind::Counter, Ec2, [],
         "Messages deleted from the interruption queue.";
-    MESSAGE_SECONDS = "interruption_message_queue_duration_seconds", Kind::Histogram(CLOUD_SECONDS), Ec2, [],
+    MESSAGE_SECONDS = both "interruption_message_queue_duration_seconds", Kind::Histogram(CLOUD_SECONDS), Ec2, [],
         "Seconds from an event to the receipt of its message.";
     EC2_REQUESTS = "ec2_requests_total", Kind::Counter, Ec2, ["action": "name of the EC2 action"],
         "EC2 API requests, retries included.";
@@ -384,7 +484,12 @@ metrics! {
         "NodeClaims that are deleted or marked for disruption, by reason.";
     NODES_LEAVING_AGE = "nodes_leaving_oldest_seconds", Kind::Gauge, Serving, [],
         "Seconds since the oldest of the deleted ones was deleted; 0 without one.";
-    BUILD_INFO = "build_info", Kind::Gauge, Serving, ["version": "version of the binary"],
+    BUILD_INFO = both "build_info", Kind::Gauge, Serving, [
+            "version": "version of the binary",
+            "goversion": "always empty",
+            "goarch": "architecture of the binary: `amd64`, `arm64`",
+            "commit": "always empty",
+        ],
         "Always 1.";
     READY = "ready", Kind::Gauge, Serving, [],
         "1 when /readyz answers 200, as of the last probe or scrape.";
@@ -423,7 +528,7 @@ mod tests {
         let names: BTreeSet<&str> = ALL.iter().map(|metric| metric.name).collect();
         assert_eq!(names.len(), ALL.len(), "two metrics share a name");
         for metric in ALL {
-            assert!(metric.name.starts_with("stowage_"), "{}", metric.name);
+            assert!(["stowage_", "karpenter_"].iter().any(|prefix| metric.name.starts_with(prefix)), "{}", metric.name);
             let (counter, total) = (metric.kind == Kind::Counter, metric.name.ends_with("_total"));
             assert_eq!(counter, total, "{}: counters, and no others, end in _total", metric.name);
             assert!(metric.help.ends_with('.'), "{}: the help text is no sentence: {}", metric.name, metric.help);

@@ -12,6 +12,7 @@ use crate::cli::aws::AwsArgs;
 use crate::cli::planning::PlanArgs;
 use crate::cloud::simulated::BootDelay;
 use crate::decisions::placement::mode::PlacementMode;
+use crate::telemetry::registry::MetricNames;
 use crate::webhook::registry::parse_id;
 
 /// `--cloud`.
@@ -130,6 +131,9 @@ pub struct ControllerArgs {
     /// EC2: publish the series of each instance type and offering, tens of thousands in large regions.
     #[arg(long, env = "STOWAGE_OFFERING_METRICS", default_value_t = true, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub offering_metrics: bool,
+    /// Names of metrics that Karpenter has, too.
+    #[arg(long, env = "STOWAGE_METRIC_NAMES", value_enum, default_value = "both")]
+    pub metric_names: MetricNames,
     /// Lowest severity that is logged.
     #[arg(long, env = "LOG_LEVEL", value_enum, default_value = "info")]
     pub log_level: LogLevel,

@@ -38,7 +38,7 @@ pub(crate) async fn serve(args: &ControllerArgs, logs: LogControl, election: &Ha
     let config = cluster::config()
         .await
         .context("no access to a cluster: set KUBECONFIG, or run in a pod with a service account")?;
-    let metrics = Metrics::new();
+    let metrics = Metrics::new().published_as(args.metric_names);
     let controller_metrics = ControllerMetrics::new(metrics.registry()).context("registering metrics")?;
     metrics.register_process().context("registering the metrics of the process")?;
     let cluster = Arc::new(Cluster::new(ClusterState::with_default_spread(args.plan.scheduler_config.clone())));

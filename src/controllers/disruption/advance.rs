@@ -91,7 +91,7 @@ async fn reserve_again(ctx: &Arc<Context>, one: &Progress) {
         for part in parts {
             let (until, sources) = (one.record.give_up, part.sources_by_pod());
             let terms = MoveTerms { until, sources, generation: None };
-            let Some(why) = reserve(ctx, &[], &part, &terms).await else { continue };
+            let Some(why) = reserve(ctx, &[], &part, &terms, None).await else { continue };
             if attempt == ATTEMPTS {
                 return roll_back(ctx, &one, &why).await;
             }

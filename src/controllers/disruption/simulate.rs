@@ -1,7 +1,7 @@
 //! Simulated removal of nodes: what it depends on, and plans that fail.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::controllers::context::Context;
 use crate::controllers::disruption::run::choose_empty;
@@ -72,9 +72,11 @@ pub fn plan_moves(
 }
 
 fn caught<T>(ctx: &Context, without: &BTreeSet<String>, plan: impl FnOnce() -> T) -> Option<T> {
+    let begin = Instant::now();
     let result = catch(plan).inspect_err(|error| {
         ctx.metrics.plans_failed.inc();
         tracing::error!(%error, claims = ?without, "planner panicked in a simulation");
     });
+    ctx.metrics.scheduling_seconds.with_label_values(&["disruption"]).observe(begin.elapsed().as_secs_f64());
     result.ok()
 }

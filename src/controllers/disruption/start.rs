@@ -103,7 +103,7 @@ async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: Disrup
         sources: one.sources_by_pod(),
         generation: (reason == DisruptionReason::Underutilized).then(|| one.generation(now)),
     };
-    if let Some(why) = reserve(ctx, pools, &one, &terms).await {
+    if let Some(why) = reserve(ctx, pools, &one, &terms, Some(reason)).await {
         tracing::info!(sources = ?record.sources, why, "move dropped before any node was marked");
         release(ctx, &pods).await;
         abandon(ctx, record.sources, RETRY);
@@ -124,12 +124,19 @@ async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: Disrup
 }
 
 /// Writes the room for the pods of a move: on its targets first, so that no node is launched if other pods took it. Returns why it failed.
-pub(super) async fn reserve(ctx: &Context, pools: &[ReadyPool], one: &Move, terms: &MoveTerms) -> Option<String> {
+pub(super) async fn reserve(
+    ctx: &Context,
+    pools: &[ReadyPool],
+    one: &Move,
+    terms: &MoveTerms,
+    reason: Option<DisruptionReason>,
+) -> Option<String> {
     let key = |pod: usize| &*one.snapshot.problem.pods[pod].key;
     let on_targets = one.held_on_targets();
     let on_new = Plan { new_nodes: one.plan.new_nodes.clone(), ..Plan::default() };
     for plan in [on_targets, on_new] {
-        let writer = PlanWriter { ctx, pools, snapshot: &one.snapshot, plan: &plan, of_move: Some(terms.clone()) };
+        let writer =
+            PlanWriter { ctx, pools, snapshot: &one.snapshot, plan: &plan, of_move: Some(terms.clone()), reason };
         let written = writer.write(&BTreeMap::new()).await;
         if let Some(pod) = plan.pods().map(key).find(|pod| !written.served.contains(*pod)) {
             return Some(format!("no room could be reserved for pod {pod}"));

@@ -48,7 +48,7 @@ async fn pass(ctx: &Context, queue: &EventQueue, evicted: &mut LastEvictions) {
             Step::Delete => depart(ctx, &one.claim, one.mark).await,
             Step::Evict(pods) => {
                 let node = one.node.as_deref().unwrap_or_default();
-                for pod in evict(ctx, node, pods.clone(), true).await.pods {
+                for pod in evict(ctx, &one.claim, node, pods.clone(), true).await.pods {
                     let about = pod_reference(&pod.namespace, &pod.name, &pod.uid);
                     queue.emit_about(about, events::EVICTED, note(node));
                 }

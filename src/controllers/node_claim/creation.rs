@@ -12,6 +12,7 @@ use tokio::time::sleep;
 use crate::api::NodeClaim;
 use crate::controllers::context::Context;
 use crate::controllers::node_claim::metrics;
+use crate::decisions::disruption::reason::DisruptionReason;
 use crate::state::object_ext::ObjectExt;
 
 /// NodeClaims that are created concurrently.
@@ -28,11 +29,12 @@ const CHARACTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 const RANDOM: usize = 5;
 const MAX_NAME: usize = 63;
 
-/// Creates these NodeClaims, each with what it is for, up to [`CONCURRENCY`] at a time and in this order. Those that exist are counted and known to the
+/// Creates these NodeClaims, each with what it is for, up to [`CONCURRENCY`] at a time and in this order. `reason` is why the nodes are disrupted that they replace. Those that exist are counted and known to the
 /// cluster state. A NodeClaim whose creation failed may exist.
 pub fn create_all<T>(
     ctx: &Context,
     claims: Vec<(T, NodeClaim)>,
+    reason: Option<DisruptionReason>,
 ) -> impl Stream<Item = (T, Result<NodeClaim, kube::Error>)> {
     let api: Api<NodeClaim> = Api::all(ctx.client.clone());
     let mut names = HashSet::new();
@@ -51,7 +53,7 @@ pub fn create_all<T>(
         async move {
             let created = create(&api, claim).await;
             if let Ok(claim) = &created {
-                metrics::count_created(ctx, claim);
+                metrics::count_created(ctx, claim, reason);
                 ctx.cluster.update(|state| state.apply_claim(claim.clone()));
             }
             (of, created)
@@ -171,7 +173,8 @@ mod tests {
         let ctx = api.context(Arc::new(FakeCloud::default()), PlacementMode::Extender);
         fastrand::seed(seed);
         let claims = vec![((), claim("a")), ((), claim("a"))];
-        let created: Vec<_> = create_all(&ctx, claims).map(|(_, result)| result.unwrap().name_any()).collect().await;
+        let created: Vec<_> =
+            create_all(&ctx, claims, None).map(|(_, result)| result.unwrap().name_any()).collect().await;
         assert!(created[0] != created[1] && !created.iter().any(|name| existing.contains(name)), "{created:?}");
         assert_eq!((ctx.cluster.read().claims.len(), api.objects().len()), (4, 4));
     }

@@ -66,7 +66,7 @@ pub async fn drain(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Drai
         );
     }
     let is_urgent = DisruptionMark::of(claim).is_some_and(|mark| mark.deadline.is_some());
-    let evicted = evict(ctx, &name, pass.evict, is_urgent).await;
+    let evicted = evict(ctx, claim, &name, pass.evict, is_urgent).await;
     report_waiting(ctx, claim, pods, report, evicted.refused).await;
     let deleted = delete(ctx, &name, pass.delete, pass.grace_period).await;
     let note = note(&name);

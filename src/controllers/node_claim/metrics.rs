@@ -1,17 +1,64 @@
 //! NodeClaim lifecycle metrics, labeled as Karpenter labels them (Karpenter core reference 8).
 
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+
+use crate::api::conditions::{DISRUPTION_REASON, INSTANCE_TERMINATING};
 use crate::api::{NodeClaim, NodePool, duration};
 use crate::controllers::context::Context;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::labels;
-use crate::state::object_ext::ObjectExt;
+use crate::model::time::UnixMillis;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
-/// Reason of every new claim: pods need it.
+/// Reason of pods that leave a node whose claim is not disrupted, but deleted.
+const FORCEFUL: &str = "Forceful Termination";
+/// Reason of a new claim that replaces no node.
 const PROVISIONED: &str = "provisioned";
 
-/// Counts a new claim.
-pub fn count_created(ctx: &Context, claim: &NodeClaim) {
-    ctx.metrics.claims_created.with_label_values(&created(claim)).inc();
+/// Counts a new claim, which replaces nodes for `reason` if there is one.
+pub fn count_created(ctx: &Context, claim: &NodeClaim, reason: Option<DisruptionReason>) {
+    ctx.metrics.claims_created.with_label_values(&created(claim, reason)).inc();
+}
+
+/// Counts a claim whose Node registered.
+pub fn count_registered(ctx: &Context, claim: &NodeClaim) {
+    let [pool, zone] = [labels::NODE_POOL, labels::ZONE].map(|key| label(claim, key));
+    ctx.metrics.nodes_created.with_label_values(&[pool, zone]).inc();
+}
+
+/// Counts a claim whose node is drained.
+pub fn count_drained(ctx: &Context, claim: &NodeClaim) {
+    ctx.metrics.nodes_drained.with_label_values(&[label(claim, labels::NODE_POOL)]).inc();
+}
+
+/// Counts a Node whose instance is gone.
+pub fn count_terminated_node(ctx: &Context, node: &Node, now: UnixMillis) {
+    let [pool, zone] = [labels::NODE_POOL, labels::ZONE].map(|key| node.labels().get(key).cloned().unwrap_or_default());
+    ctx.metrics.nodes_terminated.with_label_values(&[&pool, &zone]).inc();
+    let lifetime = now.saturating_since(node.created_at());
+    ctx.metrics.nodes_lifetime_seconds.with_label_values(&[&pool]).observe(lifetime.as_secs_f64());
+}
+
+/// Counts a claim whose instance is gone, or that had none.
+pub fn count_terminated(ctx: &Context, claim: &NodeClaim, now: UnixMillis) {
+    let [pool, capacity_type, zone] =
+        [labels::NODE_POOL, labels::CAPACITY_TYPE, labels::ZONE].map(|key| label(claim, key));
+    ctx.metrics.claims_terminated.with_label_values(&[&pool, &capacity_type, &zone]).inc();
+    let since = |begin: Option<UnixMillis>| begin.map(|begin| now.saturating_since(begin).as_secs_f64());
+    if let Some(seconds) = since(claim.deleted_at()) {
+        ctx.metrics.claims_termination_seconds.with_label_values(&[&pool]).observe(seconds);
+    }
+    if let Some(seconds) = since(claim.true_since(INSTANCE_TERMINATING)) {
+        ctx.metrics.instance_termination_seconds.with_label_values(&[&pool]).observe(seconds);
+    }
+}
+
+/// Counts pods that were evicted from the node of a claim.
+pub fn count_pods_drained(ctx: &Context, claim: &NodeClaim, pods: usize) {
+    let condition = claim.condition(DISRUPTION_REASON).filter(|one| one.status == "True");
+    let reason = condition.map_or(FORCEFUL, |condition| &condition.reason);
+    ctx.metrics.pods_drained.with_label_values(&[reason]).inc_by(u64::try_from(pods).unwrap_or(u64::MAX));
 }
 
 /// Counts a disrupted claim.
@@ -29,9 +76,10 @@ pub fn count_unhealthy(ctx: &Context, claim: &NodeClaim, condition: &str) {
 }
 
 /// Labels of a new claim: reason, pool, and whether its `minValues` were relaxed.
-fn created(claim: &NodeClaim) -> [String; 3] {
+fn created(claim: &NodeClaim, reason: Option<DisruptionReason>) -> [String; 3] {
     let relaxed = claim.is_annotated(labels::MIN_VALUES_RELAXED);
-    [PROVISIONED.to_owned(), label(claim, labels::NODE_POOL), relaxed.to_string()]
+    let reason = reason.map_or(PROVISIONED, DisruptionReason::metric_label);
+    [reason.to_owned(), label(claim, labels::NODE_POOL), relaxed.to_string()]
 }
 
 /// Labels of a disrupted claim: reason, pool, capacity type, consolidation policy, termination mode.
@@ -72,11 +120,17 @@ fn snake_case(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use prometheus::IntCounterVec;
     use serde_json::json;
 
     use super::*;
+    use crate::decisions::placement::mode::PlacementMode;
     use crate::telemetry::Metrics;
     use crate::telemetry::controllers::ControllerMetrics;
+    use crate::test_support::cloud::FakeCloud;
+    use crate::test_support::kubernetes::FakeApi;
     use crate::test_support::objects;
 
     fn claim(grace: Option<&str>, annotations: &serde_json::Value) -> NodeClaim {
@@ -131,7 +185,50 @@ mod tests {
             (json!({(labels::MIN_VALUES_RELAXED): "false"}), "false"),
             (json!({(labels::MIN_VALUES_RELAXED): "true"}), "true"),
         ] {
-            assert_eq!(created(&claim(None, &annotations)), ["provisioned", "p", relaxed]);
+            assert_eq!(created(&claim(None, &annotations), None), ["provisioned", "p", relaxed]);
+        }
+        let replacement = created(&claim(None, &json!({})), Some(DisruptionReason::Drifted));
+        assert_eq!(replacement, ["drifted", "p", "false"]);
+    }
+
+    #[tokio::test]
+    async fn what_ends_is_counted_with_its_times() {
+        let ctx = FakeApi::default().context(Arc::new(FakeCloud::default()), PlacementMode::Extender);
+        let at = |seconds: i64| UnixMillis(seconds * 1_000).rfc3339();
+        let zoned = json!({(labels::NODE_POOL): "p", (labels::CAPACITY_TYPE): "spot", (labels::ZONE): "z"});
+        let condition = |kind: &str, reason: &str| json!({"type": kind, "status": "True", "reason": reason, "message": "", "lastTransitionTime": at(130)});
+        let conditions =
+            [condition(INSTANCE_TERMINATING, "InstanceTerminating"), condition(DISRUPTION_REASON, "Empty")];
+        let ended = objects::claim(
+            "c",
+            &json!({"metadata": {"labels": zoned, "deletionTimestamp": at(100)}, "status": {"conditions": conditions}}),
+        );
+        let node = objects::node("n", &json!({"metadata": {"labels": zoned, "creationTimestamp": at(40)}}));
+        let bare = claim(None, &json!({}));
+        let now = UnixMillis(150_000);
+        count_registered(&ctx, &ended);
+        count_drained(&ctx, &ended);
+        count_terminated_node(&ctx, &node, now);
+        count_terminated(&ctx, &ended, now);
+        count_terminated(&ctx, &bare, now);
+        count_pods_drained(&ctx, &ended, 3);
+        count_pods_drained(&ctx, &bare, 2);
+        let metrics = &ctx.metrics;
+        let counted = |counters: &IntCounterVec, labels: &[&str]| counters.with_label_values(labels).get();
+        assert_eq!(counted(&metrics.nodes_created, &["p", "z"]), 1);
+        assert_eq!(counted(&metrics.nodes_drained, &["p"]), 1);
+        assert_eq!(counted(&metrics.nodes_terminated, &["p", "z"]), 1);
+        assert_eq!(counted(&metrics.claims_terminated, &["p", "spot", "z"]), 1);
+        assert_eq!(counted(&metrics.claims_terminated, &["p", "spot", ""]), 1, "of a claim without instance");
+        assert_eq!(counted(&metrics.pods_drained, &["Empty"]), 3);
+        assert_eq!(counted(&metrics.pods_drained, &["Forceful Termination"]), 2);
+        for (seconds, expected) in [
+            (&metrics.nodes_lifetime_seconds, 110.0),
+            (&metrics.claims_termination_seconds, 50.0),
+            (&metrics.instance_termination_seconds, 20.0),
+        ] {
+            let of_pool = seconds.with_label_values(&["p"]);
+            assert_eq!((of_pool.get_sample_count(), of_pool.get_sample_sum().round()), (1, expected));
         }
     }
 
@@ -140,7 +237,7 @@ mod tests {
         let all = Metrics::new();
         let metrics = ControllerMetrics::new(all.registry()).unwrap();
         let claim = claim(None, &json!({}));
-        metrics.claims_created.with_label_values(&created(&claim)).inc();
+        metrics.claims_created.with_label_values(&created(&claim, None)).inc();
         metrics
             .claims_disrupted
             .with_label_values(&disrupted(&claim, Some(&pool("WhenEmpty")), DisruptionReason::Empty))

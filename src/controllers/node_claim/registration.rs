@@ -12,7 +12,7 @@ use crate::api::{NodeClaim, conditions};
 use crate::clock;
 use crate::controllers::condition_writer::{ConditionWriter, write_condition};
 use crate::controllers::context::{Context, single_values};
-use crate::controllers::node_claim::consistency;
+use crate::controllers::node_claim::{consistency, metrics};
 use crate::decisions::lifecycle::consistency::shape_issues;
 use crate::decisions::lifecycle::initialization::uninitialized_reason;
 use crate::model::events;
@@ -60,7 +60,7 @@ pub async fn register(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<(
     };
     ctx.update_claim_status(claim, status).await?;
     ctx.record_registration(claim, true);
-    ctx.metrics.nodes_registered.inc();
+    metrics::count_registered(ctx, claim);
     if is_initialized {
         log_initialized(claim, node);
     }

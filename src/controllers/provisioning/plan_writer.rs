@@ -15,6 +15,7 @@ use crate::controllers::caps::Capped;
 use crate::controllers::context::{Context, ignore_not_found, is_rejection};
 use crate::controllers::node_claim::creation::create_all;
 use crate::controllers::provisioning::claim_template::claim_of;
+use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::holds::HOLD_LAUNCH;
 use crate::decisions::provisioning::plan_changes::{
     claims_with, for_waiting_pods, reserves_room, still_waits, with_placement, without_pods,
@@ -65,6 +66,8 @@ pub struct PlanWriter<'a> {
     pub plan: &'a Plan,
     /// Of a move: until when room is kept for its pods, and where they come from.
     pub of_move: Option<MoveTerms>,
+    /// Why the nodes are disrupted whose pods it is for.
+    pub reason: Option<DisruptionReason>,
 }
 
 impl PlanWriter<'_> {
@@ -127,7 +130,7 @@ impl PlanWriter<'_> {
         let (started, total) = (Instant::now(), claims.len());
         let mut written = Written::default();
         let claims = launch_group::in_order(nodes.into_iter().zip(claims).collect());
-        let mut results = pin!(create_all(ctx, claims));
+        let mut results = pin!(create_all(ctx, claims, self.reason));
         while let Some(((index, node), result)) = results.next().await {
             match result {
                 Ok(claim) => {

@@ -161,13 +161,14 @@ async fn provision_snapshot(
     if let Some(Planned { snapshot, plan }) = &mut planned {
         let took = started.elapsed();
         ctx.metrics.plan_seconds.observe(took.as_secs_f64());
+        ctx.metrics.scheduling_seconds.with_label_values(&["provisioner"]).observe(took.as_secs_f64());
         let gap = gap(plan);
         let problem = &snapshot.problem;
         let uncommitted = commit.apply(problem, plan, queue.first_seen());
         later.extend(uncommitted.into_iter().map(|pod| Arc::clone(&problem.pods[pod].key)));
         log_plan(snapshot, plan, &gap, later.len(), took);
         last = Some(LastPlan::of(snapshot, plan, took));
-        let writer = PlanWriter { ctx, pools, snapshot, plan, of_move: None };
+        let writer = PlanWriter { ctx, pools, snapshot, plan, of_move: None, reason: None };
         let mut written = writer.write(queue.first_seen()).await;
         served.append(&mut written.served);
         ctx.cluster.update(|state| state.record_planned(&served));

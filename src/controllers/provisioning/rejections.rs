@@ -47,7 +47,10 @@ pub async fn serve_rejected(
         Ok(Isolated { rest, culprits }) => {
             quarantine(ctx, &culprits, Cause::NodeClaimRejected, &message);
             let Some(Planned { snapshot, plan }) = rest else { return BTreeSet::new() };
-            PlanWriter { ctx, pools, snapshot: &snapshot, plan: &plan, of_move: None }.write(first_seen).await.served
+            PlanWriter { ctx, pools, snapshot: &snapshot, plan: &plan, of_move: None, reason: None }
+                .write(first_seen)
+                .await
+                .served
         }
         Err(error) => {
             tracing::warn!(%error, "dry run of a node claim failed, its pods will be planned again");

@@ -14,6 +14,7 @@ use crate::controllers::context::{Context, is_rejection, reference};
 use crate::controllers::node_claim::creation::create_all;
 use crate::controllers::node_claim::launch::acceptable;
 use crate::controllers::provisioning::claim_template::claim_of_template;
+use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::events;
 
 /// What became of NodeClaims that were to be created.
@@ -25,8 +26,8 @@ pub struct Created {
     pub failed: bool,
 }
 
-/// Creates up to `count` NodeClaims, as far as the emergency stop and the cap per minute allow it. They are launched at once.
-pub async fn create(ctx: &Context, pool: &Arc<NodePool>, count: usize) -> Created {
+/// Creates up to `count` NodeClaims, which replace nodes for `reason` if there is one, as far as the emergency stop and the cap per minute allow it. They are launched at once.
+pub async fn create(ctx: &Context, pool: &Arc<NodePool>, count: usize, reason: Option<DisruptionReason>) -> Created {
     let claim = claim_of_template(pool);
     let class = ctx.cluster.read().classes.get(&pool.spec.template.spec.node_class_ref.name).cloned();
     if class.is_none_or(|class| acceptable(&claim, &ctx.cloud.catalog(&class)).is_empty()) {
@@ -38,7 +39,7 @@ pub async fn create(ctx: &Context, pool: &Arc<NodePool>, count: usize) -> Create
     let mut claims = vec![claim; ctx.admit(Capped::Purchase, count).await];
     launch_group::mark(&mut claims, clock::now());
     let mut out = Created::default();
-    let mut results = pin!(create_all(ctx, claims.into_iter().map(|claim| ((), claim)).collect()));
+    let mut results = pin!(create_all(ctx, claims.into_iter().map(|claim| ((), claim)).collect(), reason));
     while let Some(((), result)) = results.next().await {
         match result {
             Ok(claim) => out.claims.push(claim),

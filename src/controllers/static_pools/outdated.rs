@@ -51,7 +51,7 @@ pub async fn begin(ctx: &Context, reason: DisruptionReason, backed_off: &BTreeSe
 /// Creates a replacement of each of these claims, and marks the claim with it. A crash in between leaves a node too many, which is removed before any other
 /// node is replaced.
 async fn replace(ctx: &Context, pool: Arc<NodePool>, sources: Vec<String>, reason: DisruptionReason) -> usize {
-    let created = create(ctx, &pool, sources.len()).await;
+    let created = create(ctx, &pool, sources.len(), Some(reason)).await;
     let (mut sources, replacements) = (sources.into_iter(), created.claims.into_iter());
     let pairs: Vec<(String, String)> = replacements
         .filter_map(|claim| claim.metadata.name)

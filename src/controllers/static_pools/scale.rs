@@ -77,7 +77,7 @@ async fn grow(ctx: &Context, backoff: &mut LaunchBackoff, pool: &Arc<NodePool>, 
     if !may_launch(pool) || ctx.pause().provisioning || backoff.until(&name) > clock::now() {
         return;
     }
-    let created = create(ctx, pool, count).await;
+    let created = create(ctx, pool, count, None).await;
     if !created.claims.is_empty() {
         tracing::info!(
             node_pool = name,

@@ -31,6 +31,10 @@ use crate::model::time::UnixMillis;
 /// How long a receive waits without a queue.
 const NO_QUEUE: Duration = Duration::from_secs(20);
 
+/// Karpenter's names of the controllers that make these calls.
+const LIFECYCLE: &str = "nodeclaim.lifecycle";
+const GARBAGE_COLLECTION: &str = "nodeclaim.garbagecollection";
+
 impl Cloud for Ec2Provider {
     fn catalog(&self, class: &Ec2NodeClass) -> Arc<Catalog> {
         self.launch_context.catalog(class)
@@ -42,26 +46,26 @@ impl Cloud for Ec2Provider {
 
     fn launch(&self, request: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>> {
         let call = async move { self.launcher.launch(&request).await };
-        self.clients.metrics.timed("Create", recording::launch_error, call).boxed()
+        self.clients.metrics.timed([LIFECYCLE, "Create"], recording::launch_error, call).boxed()
     }
 
     fn describe<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>> {
         let call = self.instances.describe(provider_id);
-        self.clients.metrics.timed("Get", recording::cloud_error, call).boxed()
+        self.clients.metrics.timed([LIFECYCLE, "Get"], recording::cloud_error, call).boxed()
     }
 
     fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
         let call = self.instances.terminate(provider_id);
-        self.clients.metrics.timed("Delete", recording::cloud_error, call).boxed()
+        self.clients.metrics.timed([LIFECYCLE, "Delete"], recording::cloud_error, call).boxed()
     }
 
     fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
-        self.clients.metrics.timed("List", recording::cloud_error, self.instances.list()).boxed()
+        self.clients.metrics.timed([GARBAGE_COLLECTION, "List"], recording::cloud_error, self.instances.list()).boxed()
     }
 
     fn launched_for<'a>(&'a self, claim: &'a NodeClaim) -> BoxFuture<'a, Result<Vec<Instance>, CloudError>> {
         let call = async move { self.instances.of_launch_group(LaunchGroup::of(claim).id).await };
-        self.clients.metrics.timed("List", recording::cloud_error, call).boxed()
+        self.clients.metrics.timed([LIFECYCLE, "List"], recording::cloud_error, call).boxed()
     }
 
     fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>> {

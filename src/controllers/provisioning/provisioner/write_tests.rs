@@ -54,7 +54,7 @@ async fn planned(ctx: Arc<Context>) -> String {
     let request = SnapshotRequest { pools: &pools, settings, now: clock::now() };
     let snapshot = ctx.derived.snapshot(&ctx.cluster.read(), request);
     let plan = plan(&snapshot.problem, &snapshot.column_cache);
-    let writer = PlanWriter { ctx: &ctx, pools: &pools, snapshot: &snapshot, plan: &plan, of_move: None };
+    let writer = PlanWriter { ctx: &ctx, pools: &pools, snapshot: &snapshot, plan: &plan, of_move: None, reason: None };
     let served = writer.write(&BTreeMap::new()).await.served;
     format!("{} pods, held for {served:?}", snapshot.problem.pods.len())
 }
