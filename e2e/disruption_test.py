@@ -135,6 +135,33 @@ class TestEveryReason:
         service.assert_nothing_leaked()
         service.assert_no_errors()
 
+    def test_2_the_metrics_of_karpenter_say_the_same(self, service):
+        living, metric = len(service.names(POOL)), service.stowage.metric
+        of_pool = lambda name, *labels: metric(f"karpenter_{name}", f'nodepool="{POOL}"', *labels)
+        usage = lambda: of_pool("nodepools_usage", 'resource_type="nodes"')
+        gauges = lambda: (usage(), of_pool("nodepools_nodes_consuming_budgets", 'reason="Empty"'), metric("stowage_usd_per_hour", 'used="false"'))
+        service.poll(lambda: gauges() == (living, 0, 0), 30, "the gauges of the NodePool, every node with pods", gauges)
+        created, terminated = of_pool("nodes_created_total"), of_pool("nodes_terminated_total", 'zone="us-east-1')
+        assert terminated > 0 and created == living + terminated
+        assert of_pool("nodeclaims_terminated_total", 'capacity_type="spot"', 'zone="us-east-1') == terminated
+        for durations in ("nodeclaims_termination_duration_seconds", "nodeclaims_instance_termination_duration_seconds", "nodes_lifetime_duration_seconds"):
+            assert of_pool(f"{durations}_count") == terminated, durations
+            assert of_pool(f"{durations}_sum") > 0, durations
+        # One that was unhealthy may be gone before it was drained.
+        assert terminated - 1 <= of_pool("nodes_drained_total") <= terminated
+        assert of_pool("nodeclaims_created_total", 'reason="drifted"') > 0 and of_pool("nodeclaims_created_total", 'reason="provisioned"') > 0
+        for reason in ("Underutilized", "Drifted"):
+            assert metric("karpenter_pods_drained_total", f'reason="{reason}"') > 0, reason
+        assert metric("karpenter_pods_eviction_requests_total", 'code="200"') == metric("stowage_evictions_total", 'result="ok"')
+        assert of_pool("nodepools_allowed_disruptions", 'reason="Drifted"') == BUDGET
+        cost = of_pool("nodepools_cost_total")
+        assert cost > 0 and abs(cost - metric("stowage_usd_per_hour", 'capacity_type="spot"', 'used="true"')) < 1e-9
+        assert metric("karpenter_cluster_utilization_percent", 'resource_type="cpu"') > 0
+        samples = service.stowage.metrics()
+        assert (samples["karpenter_cluster_state_synced"], samples["karpenter_cluster_state_node_count"]) == (1, len(service.mirror.nodes()))
+        assert metric("karpenter_scheduler_queue_depth", 'controller="provisioner"') == 0
+        assert metric("karpenter_scheduler_scheduling_duration_seconds_count", 'controller="provisioner"') == samples["stowage_plan_seconds_count"]
+
 
 class TestObstacles:
     """Beside 20 expensive nodes that stay, a node that boots every 20 seconds, pods behind a closed budget and a node of others."""

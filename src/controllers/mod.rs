@@ -15,6 +15,7 @@ pub mod enforcement;
 pub mod event_queue;
 pub mod event_recorder;
 pub mod evictions;
+pub mod gauges;
 pub mod interruption;
 pub mod leader;
 pub mod node_claim;

@@ -3,6 +3,7 @@
 
 pub mod demand;
 pub mod disruption;
+pub mod gauges;
 pub mod holds;
 pub mod interruption;
 pub mod last_decisions;

@@ -1,6 +1,8 @@
 //! Metrics of the reconcilers.
 
-use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry};
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
+};
 
 use crate::telemetry::registry::{self as declared, register};
 
@@ -9,6 +11,20 @@ use crate::telemetry::registry::{self as declared, register};
 pub struct ControllerMetrics {
     pub plan_seconds: Histogram,
     pub scheduling_seconds: HistogramVec,
+    pub queue_depth: IntGaugeVec,
+    pub unschedulable_pods: IntGaugeVec,
+    pub ignored_pods: IntGauge,
+    pub state_synced: IntGauge,
+    pub state_unsynced_seconds: Gauge,
+    pub state_nodes: IntGauge,
+    pub utilization: GaugeVec,
+    pub pool_usage: GaugeVec,
+    pub pool_limit: GaugeVec,
+    pub pool_allowed: GaugeVec,
+    pub pool_consuming: GaugeVec,
+    pub pool_cost: GaugeVec,
+    pub usd_per_hour: GaugeVec,
+    pub eligible_nodes: GaugeVec,
     pub plans_failed: IntCounter,
     pub pods_quarantined: IntGaugeVec,
     pub purchased_in_vain: IntCounterVec,
@@ -55,6 +71,20 @@ impl ControllerMetrics {
         Ok(Self {
             plan_seconds: register(registry, declared::PLAN_SECONDS.histogram())?,
             scheduling_seconds: register(registry, declared::SCHEDULING_SECONDS.histograms())?,
+            queue_depth: register(registry, declared::QUEUE_DEPTH.gauges())?,
+            unschedulable_pods: register(registry, declared::UNSCHEDULABLE_PODS.gauges())?,
+            ignored_pods: register(registry, declared::IGNORED_PODS.gauge())?,
+            state_synced: register(registry, declared::CLUSTER_STATE_SYNCED.gauge())?,
+            state_unsynced_seconds: register(registry, declared::CLUSTER_STATE_UNSYNCED_SECONDS.float_gauge())?,
+            state_nodes: register(registry, declared::CLUSTER_STATE_NODES.gauge())?,
+            utilization: register(registry, declared::CLUSTER_UTILIZATION.float_gauges())?,
+            pool_usage: register(registry, declared::NODEPOOLS_USAGE.float_gauges())?,
+            pool_limit: register(registry, declared::NODEPOOLS_LIMIT.float_gauges())?,
+            pool_allowed: register(registry, declared::NODEPOOLS_ALLOWED_DISRUPTIONS.float_gauges())?,
+            pool_consuming: register(registry, declared::NODEPOOLS_CONSUMING.float_gauges())?,
+            pool_cost: register(registry, declared::NODEPOOLS_COST.float_gauges())?,
+            usd_per_hour: register(registry, declared::USD_PER_HOUR.float_gauges())?,
+            eligible_nodes: register(registry, declared::ELIGIBLE_NODES.float_gauges())?,
             plans_failed: register(registry, declared::PLANS_FAILED.counter())?,
             pods_quarantined: register(registry, declared::PODS_QUARANTINED.gauges())?,
             purchased_in_vain: register(registry, declared::PURCHASED_IN_VAIN.counters())?,

@@ -6,7 +6,8 @@
 
 use prometheus::core::Collector;
 use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry,
 };
 
 /// Buckets of a verdict's duration in seconds; the goal is 1 ms with 5,000 node names.
@@ -158,6 +159,11 @@ impl Metric {
         self.made(IntGaugeVec::new(self.options(), &self.names()))
     }
 
+    /// A floating-point gauge without labels.
+    pub fn float_gauge(&self) -> Gauge {
+        self.made(Gauge::with_opts(self.options()))
+    }
+
     /// Floating-point gauges by label.
     pub fn float_gauges(&self) -> GaugeVec {
         self.made(GaugeVec::new(self.options(), &self.names()))
@@ -220,6 +226,38 @@ metrics! {
         "Duration of planning, in seconds.";
     SCHEDULING_SECONDS = karpenter "scheduler_scheduling_duration_seconds", Kind::Histogram(DURATIONS), Leader, ["controller": "`provisioner`, `disruption`"],
         "Duration of planning, in seconds, also of what consolidation plans.";
+    QUEUE_DEPTH = karpenter "scheduler_queue_depth", Kind::Gauge, Leader, ["controller": "`provisioner`", "scheduling_id": "always empty"],
+        "Pods that wait for a plan.";
+    UNSCHEDULABLE_PODS = karpenter "scheduler_unschedulable_pods_count", Kind::Gauge, Leader, ["controller": "`provisioner`"],
+        "Pods that the last plan left without a node.";
+    IGNORED_PODS = karpenter "scheduler_ignored_pods_count", Kind::Gauge, Leader, [],
+        "Pods without a node whose spec is invalid: no plan takes them.";
+    CLUSTER_STATE_SYNCED = karpenter "cluster_state_synced", Kind::Gauge, Leader, [],
+        "1 while the watched state is new enough to remove nodes by it, otherwise 0.";
+    CLUSTER_STATE_UNSYNCED_SECONDS = karpenter "cluster_state_unsynced_time_seconds", Kind::Gauge, Leader, [],
+        "Age of the oldest watch that is too old for that, in seconds; 0 while the state is new enough.";
+    CLUSTER_STATE_NODES = karpenter "cluster_state_node_count", Kind::Gauge, Leader, [],
+        "Nodes of the cluster, and NodeClaims without one.";
+    CLUSTER_UTILIZATION = karpenter "cluster_utilization_percent", Kind::Gauge, Leader, ["resource_type": "resource in snake case, such as `cpu` or `ephemeral_storage`"],
+        "Percentage of what all nodes have allocatable that pods request.";
+    NODEPOOLS_USAGE = karpenter "nodepools_usage", Kind::Gauge, Leader, ["resource_type": "as above, and `nodes`", "nodepool": "name of the NodePool"],
+        "Capacity of the nodes of a NodePool, as its status has it; CPU in cores.";
+    NODEPOOLS_LIMIT = karpenter "nodepools_limit", Kind::Gauge, Leader, ["resource_type": "as above", "nodepool": "name of the NodePool"],
+        "`spec.limits` of a NodePool; CPU in cores.";
+    NODEPOOLS_ALLOWED_DISRUPTIONS = karpenter "nodepools_allowed_disruptions", Kind::Gauge, Leader, ["nodepool": "name of the NodePool", "reason": "`Underutilized`, `Empty`, `Drifted`"],
+        "Nodes of a NodePool that its budgets allow to be disrupted at a time; 2147483647 without a budget.";
+    NODEPOOLS_CONSUMING = karpenter "nodepools_nodes_consuming_budgets", Kind::Gauge, Leader, ["nodepool": "name of the NodePool", "reason": "as above"],
+        "Nodes of a NodePool that its budgets count: leaving or not ready.";
+    NODEPOOLS_COST = karpenter "nodepools_cost_total", Kind::Gauge, Leader, ["nodepool": "name of the NodePool"],
+        "Prices of the nodes of a NodePool, in USD per hour.";
+    USD_PER_HOUR = "usd_per_hour", Kind::Gauge, Leader, [
+            "nodepool": "name of the NodePool",
+            "capacity_type": "`on-demand`, `spot`, `reserved`",
+            "used": "`true`, or `false`: no pod on it needs another node when it is removed",
+        ],
+        "Prices of the nodes of a NodePool, in USD per hour, by capacity type and whether pods use the node.";
+    ELIGIBLE_NODES = karpenter "voluntary_disruption_eligible_nodes", Kind::Gauge, Leader, ["reason": "`underutilized`, `empty`, `drifted`"],
+        "Nodes that may be disrupted but for budgets: quiet ones and empty ones that are not protected, and drifted ones.";
     PLANS_FAILED = "plans_failed_total", Kind::Counter, Leader, [],
         "Plans that ended in a panic of the planner, which is a defect.";
     PODS_QUARANTINED = "pods_quarantined", Kind::Gauge, Leader, [
@@ -301,7 +339,7 @@ metrics! {
         "Bound pods that had been planned before kube-scheduler attempted them, by where they were bound.";
     EVICTION_REQUESTS = karpenter "pods_eviction_requests_total", Kind::Counter, Leader, ["code": "status code of the response; empty without one"],
         "Eviction API requests, by code.";
-    PODS_DRAINED = karpenter "pods_drained_total", Kind::Counter, Leader, ["reason": "reason of the NodeClaim's condition `DisruptionReason`, such as `Underutilized`, otherwise `Forceful Termination`"],
+    PODS_DRAINED = karpenter "pods_drained_total", Kind::Counter, Leader, ["reason": "why the NodeClaim is disrupted, such as `Underutilized`, otherwise `Forceful Termination`"],
         "Pods that were evicted from nodes that are terminated, by reason.";
     EVICTIONS = "evictions_total", Kind::Counter, Leader, [
             "result": "`ok`, `refused` (by a PodDisruptionBudget), `failed`",
@@ -529,7 +567,9 @@ mod tests {
         assert_eq!(names.len(), ALL.len(), "two metrics share a name");
         for metric in ALL {
             assert!(["stowage_", "karpenter_"].iter().any(|prefix| metric.name.starts_with(prefix)), "{}", metric.name);
-            let (counter, total) = (metric.kind == Kind::Counter, metric.name.ends_with("_total"));
+            // Karpenter's name of a gauge.
+            let total = metric.name.ends_with("_total") && metric.name != "karpenter_nodepools_cost_total";
+            let counter = metric.kind == Kind::Counter;
             assert_eq!(counter, total, "{}: counters, and no others, end in _total", metric.name);
             assert!(metric.help.ends_with('.'), "{}: the help text is no sentence: {}", metric.name, metric.help);
             assert!(

@@ -27,7 +27,7 @@ use crate::controllers::node_pool::{status, zonal_shift};
 use crate::controllers::provisioning::{pod_events, provisioner};
 use crate::controllers::static_pools::scale;
 use crate::controllers::supervise::supervised;
-use crate::controllers::{Context, cloud_sync, emergency_stop, unsupported_kinds};
+use crate::controllers::{Context, cloud_sync, emergency_stop, gauges, unsupported_kinds};
 use crate::decisions::provisioning::batch_window::BatchLimits;
 use crate::model::pause;
 use crate::server::AppState;
@@ -134,6 +134,7 @@ pub(crate) fn lead(
         loops.start("replacement", TURN_LIMIT, disruption::replacement::run);
         loops.start("consolidatable", TURN_LIMIT, disruption::consolidatable::run);
         loops.start("moves", TURN_LIMIT, disruption::advance::run);
+        loops.start("gauges", TURN_LIMIT, gauges::run);
         loops.start("garbage collection", CLOUD_TURN_LIMIT, garbage_collection::run);
         let result = tokio::select! {
             lost = lost(&election) => Err(lost),

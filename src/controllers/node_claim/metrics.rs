@@ -3,9 +3,10 @@
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
-use crate::api::conditions::{DISRUPTION_REASON, INSTANCE_TERMINATING};
+use crate::api::conditions::INSTANCE_TERMINATING;
 use crate::api::{NodeClaim, NodePool, duration};
 use crate::controllers::context::Context;
+use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
@@ -56,8 +57,7 @@ pub fn count_terminated(ctx: &Context, claim: &NodeClaim, now: UnixMillis) {
 
 /// Counts pods that were evicted from the node of a claim.
 pub fn count_pods_drained(ctx: &Context, claim: &NodeClaim, pods: usize) {
-    let condition = claim.condition(DISRUPTION_REASON).filter(|one| one.status == "True");
-    let reason = condition.map_or(FORCEFUL, |condition| &condition.reason);
+    let reason = DisruptionMark::of(claim).map_or(FORCEFUL, |mark| mark.reason.as_str());
     ctx.metrics.pods_drained.with_label_values(&[reason]).inc_by(u64::try_from(pods).unwrap_or(u64::MAX));
 }
 
@@ -196,12 +196,11 @@ mod tests {
         let ctx = FakeApi::default().context(Arc::new(FakeCloud::default()), PlacementMode::Extender);
         let at = |seconds: i64| UnixMillis(seconds * 1_000).rfc3339();
         let zoned = json!({(labels::NODE_POOL): "p", (labels::CAPACITY_TYPE): "spot", (labels::ZONE): "z"});
-        let condition = |kind: &str, reason: &str| json!({"type": kind, "status": "True", "reason": reason, "message": "", "lastTransitionTime": at(130)});
-        let conditions =
-            [condition(INSTANCE_TERMINATING, "InstanceTerminating"), condition(DISRUPTION_REASON, "Empty")];
+        let condition = json!({"type": INSTANCE_TERMINATING, "status": "True", "reason": "r", "message": "", "lastTransitionTime": at(130)});
+        let marked = json!({(labels::DISRUPTING): "Empty/"});
         let ended = objects::claim(
             "c",
-            &json!({"metadata": {"labels": zoned, "deletionTimestamp": at(100)}, "status": {"conditions": conditions}}),
+            &json!({"metadata": {"labels": zoned, "annotations": marked, "deletionTimestamp": at(100)}, "status": {"conditions": [condition]}}),
         );
         let node = objects::node("n", &json!({"metadata": {"labels": zoned, "creationTimestamp": at(40)}}));
         let bare = claim(None, &json!({}));

@@ -68,8 +68,19 @@ fn allowance(
     reason: DisruptionReason,
     now: UnixMillis,
 ) -> PoolAllowance {
+    let (nodes, consuming) = counted(state, name);
+    let disruption = &pool.spec.disruption;
+    let after = duration::parse_or_never(&disruption.consolidate_after).unwrap_or(None);
+    PoolAllowance {
+        consolidate_after: after.map(|after| Duration::from_millis(u64::try_from(after).unwrap_or(0))),
+        nodes: budget::allowed(&disruption.budgets, reason, nodes, consuming, now),
+    }
+}
+
+/// The nodes of a NodePool that count for its budgets, and those of them that are leaving or not ready.
+pub fn counted(state: &ClusterState, pool: &str) -> (i64, i64) {
     let (mut nodes, mut consuming) = (0, 0);
-    let claims = state.claim_index.of_pool(name).filter_map(|claim| state.claims.get(claim));
+    let claims = state.claim_index.of_pool(pool).filter_map(|claim| state.claims.get(claim));
     // A node whose instance shuts down is gone for its pods (Karpenter core reference 4.4).
     let counts = |claim: &&Arc<NodeClaim>| {
         claim.has_condition(conditions::INITIALIZED) && !claim.has_condition(conditions::INSTANCE_TERMINATING)
@@ -81,12 +92,7 @@ fn allowance(
             consuming += 1;
         }
     }
-    let disruption = &pool.spec.disruption;
-    let after = duration::parse_or_never(&disruption.consolidate_after).unwrap_or(None);
-    PoolAllowance {
-        consolidate_after: after.map(|after| Duration::from_millis(u64::try_from(after).unwrap_or(0))),
-        nodes: budget::allowed(&disruption.budgets, reason, nodes, consuming, now),
-    }
+    (nodes, consuming)
 }
 
 /// NodePools with nodes, of which a budget allows none to be disrupted for this reason, even while none of them is leaving.

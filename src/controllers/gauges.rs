@@ -1,0 +1,101 @@
+//! Sets the gauges that the leader has of NodePools, nodes and waiting pods.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::GaugeVec;
+
+use crate::clock;
+use crate::controllers::context::Context;
+use crate::decisions::gauges::{Gauges, Series};
+use crate::decisions::staleness::Removal;
+use crate::model::time::UnixMillis;
+use crate::sync::{heartbeat, lock};
+
+/// Often enough for scrapes, and as Karpenter.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// Label of the provisioner, and of the plans that Karpenter tells apart.
+const PROVISIONER: &str = "provisioner";
+
+/// Runs until the process ends.
+pub async fn run(ctx: Arc<Context>) {
+    let mut before = Gauges::default();
+    loop {
+        before = pass(&ctx, &before, clock::now());
+        heartbeat::rest(tokio::time::sleep(PERIOD)).await;
+    }
+}
+
+/// Sets the gauges, and removes series that were there `before` and are not any more. Returns what is there.
+fn pass(ctx: &Context, before: &Gauges, now: UnixMillis) -> Gauges {
+    let (metrics, pools) = (&ctx.metrics, ctx.ready_pools());
+    let (gauges, nodes, waiting, ignored) = {
+        let state = ctx.cluster.read();
+        let (holds, facts) = (ctx.derived.holds(&state, now), ctx.derived.facts(&state, &pools));
+        let demand = ctx.derived.demand(&state, now);
+        let unbound = state.unbound.iter().filter_map(|key| state.pods.get(key));
+        let ignored = unbound.filter(|pod| pod.entry.is_err() && pod.active()).count();
+        let waiting = demand.pending.len() + demand.displaced.len();
+        let nodes = state.nodes.len() + state.in_flight.len();
+        (Gauges::of(&state, &holds, &facts, now), nodes, waiting, ignored)
+    };
+    let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+    metrics.state_nodes.set(count(nodes));
+    metrics.queue_depth.with_label_values(&[PROVISIONER, ""]).set(count(waiting));
+    metrics.ignored_pods.set(count(ignored));
+    // Pods that the last plan left out, and that have a node or are gone since, wait no more.
+    let left_out = lock(&ctx.last_plan).as_ref().map_or(0, |plan| plan.left_out).min(waiting);
+    metrics.unschedulable_pods.with_label_values(&[PROVISIONER]).set(count(left_out));
+    let stale = Removal::Disruption.held_up_by(ctx.cluster.watch_signs(), now);
+    metrics.state_synced.set(stale.is_none().into());
+    metrics.state_unsynced_seconds.set(stale.map_or(0.0, |stale| stale.age.as_secs_f64()));
+    replace(&metrics.pool_usage, &before.usage, &gauges.usage);
+    replace(&metrics.pool_limit, &before.limits, &gauges.limits);
+    replace(&metrics.pool_allowed, &before.allowed, &gauges.allowed);
+    replace(&metrics.pool_consuming, &before.consuming, &gauges.consuming);
+    replace(&metrics.pool_cost, &before.cost, &gauges.cost);
+    replace(&metrics.usd_per_hour, &before.usd_per_hour, &gauges.usd_per_hour);
+    replace(&metrics.eligible_nodes, &before.eligible, &gauges.eligible);
+    replace(&metrics.utilization, &before.utilization, &gauges.utilization);
+    gauges
+}
+
+/// Sets the series of a gauge, and removes those that are not there any more.
+fn replace<const N: usize>(gauge: &GaugeVec, before: &Series<N>, now: &Series<N>) {
+    for (labels, value) in now {
+        gauge.with_label_values(labels).set(*value);
+    }
+    for labels in before.keys().filter(|labels| !now.contains_key(*labels)) {
+        // An error: there is no such series.
+        let _ = gauge.remove_label_values(&labels.each_ref().map(String::as_str));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::telemetry::Metrics;
+    use crate::telemetry::registry;
+
+    use super::*;
+
+    #[test]
+    fn series_of_what_is_gone_are_removed() {
+        let metrics = Metrics::new();
+        let gauge = registry::register(metrics.registry(), registry::NODEPOOLS_USAGE.float_gauges()).unwrap();
+        let series = |pools: &[&str]| -> Series<2> {
+            pools.iter().map(|pool| (["cpu".to_owned(), (*pool).to_owned()], 1.0)).collect()
+        };
+        replace(&gauge, &series(&[]), &series(&["a", "b"]));
+        replace(&gauge, &series(&["a", "b"]), &series(&["b", "c"]));
+        let text = metrics.text().unwrap();
+        let shown: Vec<&str> = text.lines().filter(|line| line.starts_with("karpenter_nodepools_usage{")).collect();
+        assert_eq!(
+            shown,
+            [
+                "karpenter_nodepools_usage{nodepool=\"b\",resource_type=\"cpu\"} 1",
+                "karpenter_nodepools_usage{nodepool=\"c\",resource_type=\"cpu\"} 1",
+            ]
+        );
+    }
+}
