@@ -139,14 +139,20 @@ KARPENTERS = {
 }
 
 
-def registry():
-    """Labels by name of each series of the service."""
-    rows = re.findall(r"(?m)^\| `(stowage_\w+)` \| (\w+) \| (.*?) \|", (ROOT / "docs" / "reference" / "metrics.md").read_text())
+# Values of `controller.metrics.names`.
+NAMES = ("both", "karpenter", "stowage")
+
+
+def registry(names="both"):
+    """Labels by name of each series of the service, with this value of `controller.metrics.names`."""
+    rows = re.findall(r"(?m)^\| (`\w+`(?:, `\w+`)?) \| (\w+) \| (.*?) \|", (ROOT / "docs" / "reference" / "metrics.md").read_text())
     found = {}
-    for name, kind, labels in rows:
-        names = set(re.findall(r"(?:^|; )`(\w+)`: ", labels))
+    for metric, kind, labels in rows:
+        published = re.findall(r"\w+", metric)
+        chosen = [name for name in published if len(published) == 1 or names == "both" or name.startswith(f"{names}_")]
+        of = set(re.findall(r"(?:^|; )`(\w+)`: ", labels))
         for part, more in (("_bucket", {"le"}), ("_count", set()), ("_sum", set())) if kind == "histogram" else (("", set()),):
-            found[name + part] = names | more
+            found |= {name + part: of | more for name in chosen}
     return found
 
 
@@ -155,10 +161,10 @@ def grouped(expression):
     return {label for labels in re.findall(r"\bby \(([^)]*)\)", expression) for label in re.split(r", *", labels)}
 
 
-def unknown_series(expression):
+def unknown_series(expression, names="both"):
     """Metrics and labels of a query that the service does not have. The scrape adds the label `pod`."""
-    known, problems, labels = registry(), [], {"pod"}
-    for name, selector in re.findall(r"\b(stowage_\w+)(\{[^}]*\})?", expression):
+    known, problems, labels = registry(names), [], {"pod"}
+    for name, selector in re.findall(r"\b((?:stowage|karpenter)_\w+)(\{[^}]*\})?", expression):
         if name not in known:
             problems.append(f"{name} does not exist")
             continue
@@ -231,29 +237,36 @@ class TestOffline:
         text = helm("template", "stowage", CHART, *settings({"serviceMonitor.enabled": True, "prometheusRule.enabled": True})).stdout
         assert sorted(re.findall(r"(?m)^kind: (ServiceMonitor|PrometheusRule)$", text)) == ["PrometheusRule", "ServiceMonitor"]
 
-    def test_alerts_are_about_metrics_and_labels_that_exist(self, helm):
-        text = helm("template", "stowage", CHART, *settings({"prometheusRule.enabled": True}), "--show-only", "templates/prometheusrule.yaml").stdout
+    @pytest.mark.parametrize("names", NAMES)
+    def test_alerts_are_about_metrics_and_labels_that_exist(self, helm, names):
+        values = {"prometheusRule.enabled": True, "controller.metrics.names": names}
+        text = helm("template", "stowage", CHART, *settings(values), "--show-only", "templates/prometheusrule.yaml").stdout
         expressions = re.findall(r"(?m)^ +expr: >-\n((?: {12,}.*\n)+)", text)
         assert len(expressions) == len(re.findall(r"(?m)^ +- alert: ", text)) > 8
-        assert [problem for expression in expressions for problem in unknown_series(expression)] == []
+        assert [problem for expression in expressions for problem in unknown_series(expression, names)] == []
         assert text.count("severity: ") == text.count("summary: ") == text.count("description: ") == len(expressions)
 
-    def test_the_dashboard_shows_metrics_and_labels_that_exist(self, helm):
-        text = helm("template", "stowage", CHART, *settings({"dashboard": {"enabled": True, "additionalLabels": {"folder": "nodes"}}}), "--show-only", "templates/dashboard.yaml").stdout
+    @pytest.mark.parametrize("names", NAMES)
+    def test_the_dashboard_shows_metrics_and_labels_that_exist(self, helm, names):
+        values = {"dashboard": {"enabled": True, "additionalLabels": {"folder": "nodes"}}, "controller.metrics.names": names}
+        text = helm("template", "stowage", CHART, *settings(values), "--show-only", "templates/dashboard.yaml").stdout
         for label in ('grafana_dashboard: "1"', "folder: nodes"):
             assert f"\n    {label}\n" in text
         dashboard = json.loads(text.split("stowage.json: |\n")[1])
-        assert dashboard == json.loads((CHART / "files" / "dashboard.json").read_text())
+        is_as_written = dashboard == json.loads((CHART / "files" / "dashboard.json").read_text())
+        assert is_as_written == (names != "karpenter")
         panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
         assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"]) and len(panels) > 20
         for target in (target for panel in panels for target in panel["targets"]):
             shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
-            assert unknown_series(target["expr"]) == [] and shown <= grouped(target["expr"]), target
+            assert unknown_series(target["expr"], names) == [] and shown <= grouped(target["expr"]), target
 
     def test_unknown_metrics_and_labels_are_reported(self):
         assert unknown_series('sum by (pod, loop) (stowage_loop_turn_seconds{kind="a"})') == ["stowage_loop_turn_seconds has no label kind"]
         assert unknown_series("sum by (le, kind) (rate(stowage_plan_seconds_bucket[5m]))") == ["no metric has the label kind"]
         assert unknown_series("stowage_gone") == ["stowage_gone does not exist"]
+        assert unknown_series("karpenter_build_info + karpenter_gone", "stowage") == ["karpenter_build_info does not exist", "karpenter_gone does not exist"]
+        assert unknown_series("karpenter_build_info + stowage_ready + karpenter_nodepools_usage", "karpenter") == []
 
     def test_additional_objects_are_maps_or_text_with_templates(self, helm):
         objects = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-a"}}, "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {{ .Release.Name }}-b"]

@@ -154,6 +154,11 @@ class TestEveryReason:
             assert metric("karpenter_pods_drained_total", f'reason="{reason}"') > 0, reason
         assert metric("karpenter_pods_eviction_requests_total", 'code="200"') == metric("stowage_evictions_total", 'result="ok"')
         assert of_pool("nodepools_allowed_disruptions", 'reason="Drifted"') == BUDGET
+        for reason, kind in (("empty", "empty"), ("drifted", "")):
+            labels = (f'reason="{reason}"', f'consolidation_type="{kind}"')
+            assert of_pool("voluntary_disruption_decisions_by_nodepool_total", *labels) == metric("karpenter_voluntary_disruption_decisions_total", *labels) > 0
+            assert metric("karpenter_voluntary_disruption_decision_evaluation_duration_seconds_count", *labels) > 0, reason
+        assert metric("karpenter_voluntary_disruption_decisions_total", 'reason="drifted"', 'decision="replace"') > 0
         cost = of_pool("nodepools_cost_total")
         assert cost > 0 and abs(cost - metric("stowage_usd_per_hour", 'capacity_type="spot"', 'used="true"')) < 1e-9
         assert metric("karpenter_cluster_utilization_percent", 'resource_type="cpu"') > 0

@@ -7,6 +7,7 @@ use prometheus::GaugeVec;
 
 use crate::clock;
 use crate::controllers::context::Context;
+use crate::controllers::disruption::metrics::preset;
 use crate::decisions::gauges::{Gauges, Series};
 use crate::decisions::staleness::Removal;
 use crate::model::time::UnixMillis;
@@ -20,6 +21,7 @@ const PROVISIONER: &str = "provisioner";
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
+    preset(&ctx.metrics);
     let mut before = Gauges::default();
     loop {
         before = pass(&ctx, &before, clock::now());

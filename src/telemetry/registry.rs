@@ -258,6 +258,18 @@ metrics! {
         "Prices of the nodes of a NodePool, in USD per hour, by capacity type and whether pods use the node.";
     ELIGIBLE_NODES = karpenter "voluntary_disruption_eligible_nodes", Kind::Gauge, Leader, ["reason": "`underutilized`, `empty`, `drifted`"],
         "Nodes that may be disrupted but for budgets: quiet ones and empty ones that are not protected, and drifted ones.";
+    DECISIONS = karpenter "voluntary_disruption_decisions_total", Kind::Counter, Leader, ["decision": "`delete`, `replace` (by new nodes)", "reason": "`underutilized`, `empty`, `drifted`, and others that nodes are replaced for", "consolidation_type": "`empty`, `single` (one node), `multi`; empty for other reasons"],
+        "Decisions of voluntary disruption that began.";
+    DECISIONS_BY_POOL = karpenter "voluntary_disruption_decisions_by_nodepool_total", Kind::Counter, Leader, ["nodepool": "name of a NodePool of the nodes", "decision": "as above", "reason": "as above", "consolidation_type": "as above"],
+        "Decisions of voluntary disruption that began, once for each NodePool of their nodes.";
+    DECISIONS_FAILED = karpenter "voluntary_disruption_queue_failures_total", Kind::Counter, Leader, ["decision": "as above", "reason": "as above", "consolidation_type": "as above"],
+        "Decisions of voluntary disruption that were taken back after they began.";
+    FAILED_VALIDATIONS = karpenter "voluntary_disruption_failed_validations_total", Kind::Counter, Leader, ["consolidation_type": "as above"],
+        "Nodes that were chosen for voluntary disruption and changed before it began.";
+    EVALUATION_SECONDS = karpenter "voluntary_disruption_decision_evaluation_duration_seconds", Kind::Histogram(DURATIONS), Leader, ["reason": "as above", "consolidation_type": "`empty`, `multi`; empty for other reasons"],
+        "Duration of the choice of nodes for voluntary disruption, in seconds.";
+    CONSOLIDATION_TIMEOUTS = karpenter "voluntary_disruption_consolidation_timeouts_total", Kind::Counter, Leader, ["consolidation_type": "`multi`; `single` is always 0"],
+        "Searches of consolidation that ran out of time, and took the best nodes so far.";
     PLANS_FAILED = "plans_failed_total", Kind::Counter, Leader, [],
         "Plans that ended in a panic of the planner, which is a defect.";
     PODS_QUARANTINED = "pods_quarantined", Kind::Gauge, Leader, [

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
+use crate::controllers::disruption::metrics;
 use crate::controllers::disruption::scores::report_rejected;
 use crate::controllers::disruption::simulate::{plan_moves, plan_present, simulate, simulator};
 use crate::controllers::event_queue::EventQueue;
@@ -62,6 +63,7 @@ pub async fn choose(
         took: begin.elapsed(),
         ..LastConsolidation::at(now)
     });
+    metrics::observe(ctx, DisruptionReason::Underutilized, begin.elapsed());
     log(candidates, &decision, begin.elapsed());
     moves
 }
@@ -150,6 +152,9 @@ async fn decide(
             if begin.elapsed() > MAX_TIME { None } else { simulate(&ctx, &simulator, without) }
         };
         let mut decision = consolidation.decide(&mut known, simulator.waiting_pods(), simulate, now);
+        if begin.elapsed() > MAX_TIME {
+            metrics::count_timeout(&ctx);
+        }
         let moves = moves(&ctx, &consolidation, &mut known, &simulator, &decision.claims, now);
         decision.claims.retain(|claim| moves.iter().any(|one| one.sources.contains_key(claim)));
         (known, (decision, moves))

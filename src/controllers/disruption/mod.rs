@@ -5,6 +5,7 @@ pub mod blocked;
 pub mod consolidatable;
 pub mod consolidation;
 pub mod mark;
+pub mod metrics;
 pub mod outdated_replacement;
 pub mod replacement;
 pub mod report_only;

@@ -1,12 +1,14 @@
 //! Chooses the outdated nodes to replace: simulates the removal of those with pods.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::task::spawn_blocking;
 
 use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::blocked::report_blocked;
+use crate::controllers::disruption::metrics;
 use crate::controllers::disruption::simulate::{plan_moves, plan_present, simulate, simulator};
 use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::moves::Move;
@@ -28,7 +30,7 @@ pub async fn choose(
     pools: &Arc<Vec<ReadyPool>>,
     queue: &EventQueue,
 ) -> Vec<Move> {
-    let now = clock::now();
+    let (now, begin) = (clock::now(), Instant::now());
     let mut pass = {
         let state = ctx.cluster.read();
         replacement.begin(&state, &ctx.derived.holds(&state, now), reason, now)
@@ -67,6 +69,7 @@ pub async fn choose(
         }
     }
     report_blocked(ctx, queue, reason, &blocked);
+    metrics::observe(ctx, reason, begin.elapsed());
     let chosen = pass.finish();
     if chosen.is_empty() {
         return Vec::new();

@@ -11,6 +11,7 @@ use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::deletion::request_deletion;
 use crate::controllers::disruption::mark::unmark;
+use crate::controllers::disruption::metrics::{self, Removed};
 use crate::decisions::disruption::progress::Progress;
 use crate::decisions::provisioning::plan_changes::{claims_with, without_pods};
 use crate::model::events;
@@ -35,14 +36,21 @@ pub fn abandon(ctx: &Context, sources: Vec<String>, at_least: Duration) {
 pub async fn roll_back(ctx: &Context, one: &Progress, why: &str) {
     let sources: Vec<String> = one.sources.iter().map(|claim| claim.name_any()).collect();
     tracing::info!(id = one.record.id, ?sources, why, "disruption canceled");
-    let pods: BTreeSet<String> = {
+    let (pods, has_new_nodes) = {
         let state = ctx.cluster.read();
         let nodes = one.sources.iter().filter_map(|claim| state.node_of(claim)).map(|node| node.name_any());
-        nodes.flat_map(|node| state.pods_on(&node).map(PodRecord::key).collect::<Vec<_>>()).collect()
+        let pods: BTreeSet<String> =
+            nodes.flat_map(|node| state.pods_on(&node).map(PodRecord::key).collect::<Vec<_>>()).collect();
+        let planned = claims_with(&state, &pods.iter().map(String::as_str).collect());
+        let has_new_nodes = planned.iter().any(|claim| state.in_flight.contains(claim));
+        (pods, has_new_nodes)
     };
     if !release(ctx, &pods.iter().map(String::as_str).collect()).await {
         return;
     }
+    let has_replacements = one.record.replaced_by.is_some() || has_new_nodes;
+    let removed = Removed { reason: one.reason, nodes: sources.len(), has_replacements };
+    metrics::count_taken_back(ctx, removed);
     let is_late = one.record.give_up <= clock::now();
     abandon(ctx, sources, if is_late { RETRY_LATE } else { RETRY });
     stream::iter(&one.sources)

@@ -4,7 +4,7 @@
 //! with pods is deleted when its pods have room elsewhere ([`crate::controllers::disruption::advance`]).
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
@@ -16,6 +16,7 @@ use crate::controllers::condition_writer::write_condition;
 use crate::controllers::context::{Context, ignore_not_found, is_conflict};
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::unmark;
+use crate::controllers::disruption::metrics;
 use crate::controllers::disruption::start::{CONCURRENCY, start_empty};
 use crate::controllers::disruption::taint::taint;
 use crate::decisions::disruption::blockers::budget_block;
@@ -59,7 +60,9 @@ impl Disruption {
 
     /// One pass for empty nodes, and marks and taints that nothing stands behind.
     async fn remove_empty(&mut self, ctx: &Context, now: UnixMillis) {
+        let begin = Instant::now();
         let chosen = choose_empty(ctx, &ctx.ready_pools(), now);
+        metrics::observe(ctx, DisruptionReason::Empty, begin.elapsed());
         let steps = {
             let state = ctx.cluster.read();
             self.marked.empty_steps(&state, &ctx.derived.holds(&state, now), now)

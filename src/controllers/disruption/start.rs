@@ -9,6 +9,7 @@ use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::mark::mark;
+use crate::controllers::disruption::metrics::{self, Removed};
 use crate::controllers::disruption::roll_back::{RETRY, abandon, release};
 use crate::controllers::disruption::scores::report_approved;
 use crate::controllers::provisioning::plan_writer::PlanWriter;
@@ -41,6 +42,7 @@ pub async fn start_empty(ctx: &Context, chosen: Vec<String>) {
     if ctx.pause().disruption || ctx.is_stale(Removal::Disruption) {
         return;
     }
+    let count = chosen.len();
     let mut claims = {
         let (state, now) = (ctx.cluster.read(), clock::now());
         let holds = ctx.derived.holds(&state, now);
@@ -50,8 +52,13 @@ pub async fn start_empty(ctx: &Context, chosen: Vec<String>) {
         claims
     };
     claims.retain(|claim| !ctx.is_left_out_of_plans(claim));
-    claims.truncate(ctx.admit(Capped::Disruption, claims.len()).await);
     let reason = DisruptionReason::Empty;
+    metrics::count_changed(ctx, reason, count - claims.len());
+    claims.truncate(ctx.admit(Capped::Disruption, claims.len()).await);
+    if !claims.is_empty() {
+        let removed = Removed { reason, nodes: claims.len(), has_replacements: false };
+        metrics::count_begun(ctx, removed, &claims);
+    }
     stream::iter(claims).for_each_concurrent(CONCURRENCY, |name| start(ctx, name, reason, None)).await;
 }
 
@@ -65,12 +72,13 @@ pub async fn begin(ctx: &Context, pools: &[ReadyPool], moves: Vec<Move>, reason:
     if ctx.pause().disruption || ctx.is_stale(Removal::Disruption) {
         return 0;
     }
-    let chosen = moves.len();
+    let (chosen, nodes) = (moves.len(), nodes_of(&moves));
     let mut admitted = {
         let state = ctx.cluster.read();
         admitted_moves(&state, &ctx.derived.facts(&state, pools), moves, reason, clock::now())
     };
     admitted.retain(|one| !one.sources.keys().any(|claim| ctx.is_left_out_of_plans(claim)));
+    metrics::count_changed(ctx, reason, nodes - nodes_of(&admitted));
     let mut due = Vec::new();
     for one in admitted {
         let sources = one.sources.len();
@@ -83,6 +91,11 @@ pub async fn begin(ctx: &Context, pools: &[ReadyPool], moves: Vec<Move>, reason:
     }
     let begun = stream::iter(due).map(|one| begin_one(ctx, pools, one, reason)).buffer_unordered(CONCURRENCY);
     begun.fold(0, |sum, sources| async move { sum + sources }).await
+}
+
+/// Number of nodes that moves remove.
+fn nodes_of(moves: &[Move]) -> usize {
+    moves.iter().map(|one| one.sources.len()).sum()
 }
 
 /// Begins a move, or takes back what was written of it. Returns the number of its sources.
@@ -117,6 +130,9 @@ async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: Disrup
         start(ctx, name, reason, Some(&record)).await;
     };
     marks.for_each_concurrent(CONCURRENCY, start_source).await;
+    let has_replacements = !one.plan.new_nodes.is_empty();
+    let removed = Removed { reason, nodes: record.sources.len(), has_replacements };
+    metrics::count_begun(ctx, removed, &record.sources);
     if reason == DisruptionReason::Underutilized {
         report_approved(ctx, one).await;
     }
