@@ -7,12 +7,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stowage::parts::{
-    ClusterState, DerivedState, FilterArgs, Hold, Millicores, NodeRoom, PART_NAMES, PureParts, ReadyPool, Resources,
-    Settings, SnapshotRequest, SpotPricing, UnixMillis, View, ViewInput, embedded, filter, prioritize,
+    Cluster, ClusterState, DerivedState, FilterArgs, Hold, Millicores, NodeRoom, PART_NAMES, PureParts, ReadyPool,
+    Resources, Settings, SnapshotRequest, SpotPricing, UnixMillis, View, ViewInput, embedded, filter, node_series,
+    prioritize,
 };
 
 const PODS_PER_NODE: usize = 10;
@@ -242,4 +244,41 @@ fn main() {
         row(name, idle[name], busy[name]);
     }
     row("all", idle.values().sum(), busy.values().sum());
+    // Real nodes have more labels.
+    let types = catalog.instance_types.iter().find(|found| &*found.name == "m6i.xlarge");
+    let more = &types.expect("it is embedded").labels;
+    for at in 0..nodes {
+        let mut node = node(at, usize::MAX - 1);
+        node.metadata.labels.get_or_insert_default().extend(more.clone());
+        state.apply_node(node);
+    }
+    scrape(state);
+}
+
+/// A scrape of the series of all nodes, part by part, as a client that reads at once gets it.
+fn scrape(state: ClusterState) {
+    let cluster = Arc::new(Cluster::new(state));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let (before, clock) = (resident(), Instant::now());
+    let (mut bytes, mut first, mut longest, mut most) = (0, 0.0, 0.0_f64, 0);
+    runtime.block_on(async {
+        let mut parts = node_series(Arc::clone(&cluster));
+        let mut begin = Instant::now();
+        while let Some(part) = parts.next().await {
+            let took = begin.elapsed().as_secs_f64() * 1e3;
+            if bytes == 0 {
+                first = took;
+            } else {
+                longest = longest.max(took);
+            }
+            bytes += part.len();
+            most = most.max(resident());
+            begin = Instant::now();
+        }
+    });
+    let seconds = clock.elapsed().as_secs_f64();
+    println!("\n| scrape of the series of nodes | {seconds:.2} s, {} MiB of text |", bytes >> 20);
+    println!("|---|---|");
+    println!("| of that: reading the state; the longest of the other parts | {first:.0} ms; {longest:.1} ms |");
+    println!("| resident memory meanwhile | {} MiB |", most.saturating_sub(before));
 }

@@ -131,6 +131,7 @@ KARPENTERS = {
         "interruptionQueue": "prod",
         "enableZonalShift": True,
         "disableDryRun": True,
+        "disableClusterStateObservability": True,
         "amiRefreshInterval": "2m",
         "subnetRefreshInterval": "3m",
         "featureGates": {"nodeRepair": False, "nodeOverlay": False, "reservedCapacity": True, "spotToSpotConsolidation": False, "staticCapacity": True, "capacityBuffer": False},

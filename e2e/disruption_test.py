@@ -164,6 +164,12 @@ class TestEveryReason:
         assert metric("karpenter_cluster_utilization_percent", 'resource_type="cpu"') > 0
         samples = service.stowage.metrics()
         assert (samples["karpenter_cluster_state_synced"], samples["karpenter_cluster_state_node_count"]) == (1, len(service.mirror.nodes()))
+        nodes = {key(node): node for node in service.mirror.nodes()}
+        for name, node in nodes.items():
+            labels = (f'node_name="{name}"', 'managed="true"', 'instance_type="m5.large"', 'resource_type="pods"', f'zone="{node["metadata"]["labels"][workloads.ZONE]}"')
+            assert of_pool("nodes_allocatable", *labels) == int(node["status"]["allocatable"]["pods"])
+        assert metric("karpenter_nodes_total_pod_requests", 'resource_type="cpu"') == (ALONE - 3) * 1.5 + PACKED // 3 * 0.6
+        assert len([sample for sample in samples if sample.startswith("karpenter_nodes_current_lifetime_seconds{")]) == len(nodes)
         assert metric("karpenter_scheduler_queue_depth", 'controller="provisioner"') == 0
         assert metric("karpenter_scheduler_scheduling_duration_seconds_count", 'controller="provisioner"') == samples["stowage_plan_seconds_count"]
 

@@ -39,6 +39,7 @@ pub mod parts {
     pub use crate::clock::now;
     pub use crate::cloud::catalog::{SpotPricing, embedded};
     pub use crate::controllers::derived_state::DerivedState;
+    pub use crate::controllers::node_series::text as node_series;
     pub use crate::controllers::pure_parts::{PART_NAMES, PureParts};
     pub use crate::decisions::disruption::consolidation::{Consolidation, Decision, Memory, Request};
     pub use crate::decisions::disruption::simulate::Simulator;
@@ -53,9 +54,9 @@ pub mod parts {
     pub use crate::planner::input::settings::Settings;
     pub use crate::planner::{Effort, plan};
     pub use crate::server::{AppState, BoundAddrs, Bounds, Limits, Server, ServerConfig, ServerError, Shutdown};
-    pub use crate::state::ClusterState;
     pub use crate::state::instance_types::{InstanceTypes, ReadyPool};
     pub use crate::state::snapshot::SnapshotRequest;
+    pub use crate::state::{Cluster, ClusterState};
     pub use crate::telemetry::{Metrics, registry};
     pub use crate::webhook::registry::RULES;
 }

@@ -38,6 +38,11 @@ fn metrics_page() -> String {
     let sections = [
         (Source::Leader, "Reconcilers", "Populated on the leader only."),
         (
+            Source::Nodes,
+            "Nodes",
+            "Populated on the leader only, for the first 20,000 Nodes by name, unless `--disable-cluster-state-observability` is set.",
+        ),
+        (
             Source::Ec2,
             "EC2",
             "Populated on the leader with `--cloud ec2`. Labels are those of Karpenter's AWS provider.",

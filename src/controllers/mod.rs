@@ -21,6 +21,7 @@ pub mod leader;
 pub mod node_claim;
 pub mod node_class;
 pub mod node_pool;
+pub mod node_series;
 pub mod provisioning;
 pub mod pure_parts;
 pub mod retry_policy;

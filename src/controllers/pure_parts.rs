@@ -13,6 +13,7 @@ use crate::decisions::disruption::candidates::{allowances, candidates};
 use crate::decisions::disruption::marked::MarkedNodes;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::{departure, emptiness};
+use crate::decisions::gauges::Gauges;
 use crate::decisions::lifecycle::drift::{DesiredState, check, comparable, live_claims};
 use crate::decisions::lifecycle::expiration::expired;
 use crate::decisions::lifecycle::queue::Queue;
@@ -30,7 +31,7 @@ use crate::state::ClusterState;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 
 /// The loops, with their debounce and resync periods in milliseconds.
-pub const PART_NAMES: [(&str, u32, u32); 9] = [
+pub const PART_NAMES: [(&str, u32, u32); 10] = [
     ("provisioning", 20, 1_000),
     ("lifecycle", 20, 500),
     ("nominations", 20, 500),
@@ -39,6 +40,7 @@ pub const PART_NAMES: [(&str, u32, u32); 9] = [
     ("NodePool status", 500, 5_000),
     ("disruption", 1_000, 1_000),
     ("drift", 2_000, 10_000),
+    ("gauges", 5_000, 5_000),
     ("expiration", 10_000, 10_000),
 ];
 
@@ -136,6 +138,10 @@ impl PureParts {
                     black_box(check(claim, &desired, now));
                 }
                 claims.len()
+            }
+            "gauges" => {
+                let facts = self.derived.facts(state, pools);
+                black_box(Gauges::of(state, &holds, &facts, now)).usage.len()
             }
             "expiration" => expired(state, now).0.len(),
             other => unreachable!("{other} is no loop"),

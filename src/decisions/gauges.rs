@@ -9,12 +9,12 @@ use crate::decisions::disruption::budget::allowed;
 use crate::decisions::disruption::candidates::{candidates, counted};
 use crate::decisions::disruption::node_facts::Facts;
 use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::node_usage::NodeUsage;
 use crate::model::labels;
 use crate::model::quantity::parse_amount;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
-use crate::state::node_state::reported_allocatable;
 use crate::state::object_ext::NodeClaimExt;
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
@@ -64,17 +64,19 @@ impl Gauges {
             }
             out.cost.insert([name.clone()], 0.0);
         }
+        let mut prices: BTreeMap<(&str, &str, bool), MicroUsd> = BTreeMap::new();
         for node in &facts.nodes {
-            let usd = MicroUsd::usd(node.price);
             let claim = state.claims.get(&node.claim);
             let kind = claim.and_then(|claim| claim.metadata.labels.as_ref()?.get(labels::CAPACITY_TYPE));
-            let is_used = node.pod_count > 0;
-            let labels = [node.pool.clone(), kind.cloned().unwrap_or_default(), is_used.to_string()];
-            *out.usd_per_hour.entry(labels).or_default() += usd;
-            *out.cost.entry([node.pool.clone()]).or_default() += usd;
+            let key = (&*node.pool, kind.map_or("", String::as_str), node.pod_count > 0);
+            prices.entry(key).or_default().0 += node.price.0;
+        }
+        for ((pool, kind, is_used), price) in prices {
+            out.usd_per_hour.insert([pool.to_owned(), kind.to_owned(), is_used.to_string()], price.usd());
+            *out.cost.entry([pool.to_owned()]).or_default() += price.usd();
         }
         out.eligible = eligible(state, holds, facts);
-        out.utilization = utilization(state);
+        out.utilization = utilization(state, facts);
         out
     }
 }
@@ -92,12 +94,12 @@ fn by_resource<'q>(
 }
 
 /// Karpenter's name of a resource in labels.
-fn resource_type(name: &str) -> String {
+pub fn resource_type(name: &str) -> String {
     name.to_lowercase().replace('-', "_")
 }
 
 /// An amount in cores, bytes or units.
-fn in_units(resource: &str, amount: i64) -> f64 {
+pub fn in_units(resource: &str, amount: i64) -> f64 {
     if resource == "cpu" { float(amount) / 1_000.0 } else { float(amount) }
 }
 
@@ -119,12 +121,18 @@ fn eligible(state: &ClusterState, holds: &Holds, facts: &Facts) -> Series<1> {
 }
 
 /// The share of what all nodes have that their pods request.
-fn utilization(state: &ClusterState) -> Series<1> {
+fn utilization(state: &ClusterState, facts: &Facts) -> Series<1> {
     let (mut allocatable, mut requested) = (Resources::default(), Resources::default());
-    state.nodes.values().for_each(|node| allocatable.add(&reported_allocatable(node)));
-    let bound = state.pods.values().filter(|pod| pod.active());
-    let on_a_node = bound.filter(|pod| pod.node.as_deref().is_some_and(|node| state.nodes.contains_key(node)));
-    on_a_node.filter_map(|pod| pod.entry.as_ref().ok()).for_each(|entry| requested.add(&entry.class.requests));
+    for node in &facts.nodes {
+        allocatable.add(&node.allocatable);
+        requested.add(&node.allocatable);
+        requested.sub(&node.free);
+    }
+    for node in state.nodes.values().filter(|node| state.claim_of(node).is_none()) {
+        let usage = NodeUsage::of(state, node);
+        allocatable.add(&usage.allocatable);
+        requested.add(&usage.requests);
+    }
     let has_some = allocatable.iter().filter(|(_, amount)| *amount > 0);
     let share =
         |(name, amount): (&str, i64)| ([resource_type(name)], 100.0 * float(requested.get(name)) / float(amount));

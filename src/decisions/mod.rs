@@ -8,6 +8,7 @@ pub mod holds;
 pub mod interruption;
 pub mod last_decisions;
 pub mod lifecycle;
+pub mod node_usage;
 pub mod placement;
 pub mod pod_ref;
 pub mod provisioning;

@@ -200,6 +200,11 @@ pub fn of_node<'n>(labels: &'n BTreeMap<String, String>, name: &'n str, key: &st
     labels.get(key).or_else(aliased).map(String::as_str).or_else(|| (key == HOSTNAME).then_some(name))
 }
 
+/// The keys of [`is_well_known`].
+pub fn well_known() -> impl Iterator<Item = &'static str> {
+    WELL_KNOWN.into_iter().chain(EC2_LABELS.into_iter().filter(|key| *key != EC2_NODE_CLASS))
+}
+
 /// Whether the instance type or offering decides the value of a key, so that a NodePool without a requirement on it leaves it open.
 /// `karpenter.k8s.aws/ec2nodeclass` is not well-known: the NodePool fixes its value.
 pub fn is_well_known(key: &str) -> bool {

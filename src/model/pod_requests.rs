@@ -45,25 +45,7 @@ impl Resources {
     /// # Errors
     /// A quantity is malformed or negative.
     pub fn of_pod(spec: &PodSpec) -> Result<Self, ResourceError> {
-        let mut running = Self::default();
-        for container in &spec.containers {
-            running.add(&container_requests(container)?);
-        }
-        let mut sidecars = Self::default();
-        let mut peak = Self::default();
-        for container in spec.init_containers.as_deref().unwrap_or_default() {
-            let requests = container_requests(container)?;
-            if container.restart_policy.as_deref() == Some("Always") {
-                sidecars.add(&requests);
-                peak.raise_to(&sidecars);
-            } else {
-                let mut during = sidecars.clone();
-                during.add(&requests);
-                peak.raise_to(&during);
-            }
-        }
-        running.add(&sidecars);
-        running.raise_to(&peak);
+        let mut running = Self::of_containers(spec, requirements)?;
         if let Some(pod_level) = &spec.resources {
             let declared = requirements(pod_level)?;
             let requested = |name: &str| pod_level.requests.as_ref().is_some_and(|map| map.contains_key(name));
@@ -81,10 +63,50 @@ impl Resources {
         running.pods = 1;
         Ok(running)
     }
-}
 
-fn container_requests(container: &Container) -> Result<Resources, ResourceError> {
-    container.resources.as_ref().map_or_else(|| Ok(Resources::default()), requirements)
+    /// Limits of a pod: of its containers and init containers as in [`Resources::of_pod`], but of its own where it has them.
+    ///
+    /// # Errors
+    /// A quantity is malformed or negative.
+    pub fn limits_of_pod(spec: &PodSpec) -> Result<Self, ResourceError> {
+        let limits = |resources: &ResourceRequirements| {
+            resources.limits.as_ref().map_or_else(|| Ok(Self::default()), Self::from_map)
+        };
+        let mut out = Self::of_containers(spec, limits)?;
+        if let Some(own) = &spec.resources {
+            let declared = limits(own)?;
+            own.limits.iter().flat_map(|map| map.keys()).for_each(|name| out.set(name, declared.get(name)));
+        }
+        Ok(out)
+    }
+
+    /// The larger of (containers + sidecars) and the peak of the init containers with the sidecars started before them.
+    fn of_containers(
+        spec: &PodSpec,
+        of: impl Fn(&ResourceRequirements) -> Result<Self, ResourceError>,
+    ) -> Result<Self, ResourceError> {
+        let of = |container: &Container| container.resources.as_ref().map_or_else(|| Ok(Self::default()), &of);
+        let mut running = Self::default();
+        for container in &spec.containers {
+            running.add(&of(container)?);
+        }
+        let mut sidecars = Self::default();
+        let mut peak = Self::default();
+        for container in spec.init_containers.as_deref().unwrap_or_default() {
+            let requests = of(container)?;
+            if container.restart_policy.as_deref() == Some("Always") {
+                sidecars.add(&requests);
+                peak.raise_to(&sidecars);
+            } else {
+                let mut during = sidecars.clone();
+                during.add(&requests);
+                peak.raise_to(&during);
+            }
+        }
+        running.add(&sidecars);
+        running.raise_to(&peak);
+        Ok(running)
+    }
 }
 
 fn requirements(resources: &ResourceRequirements) -> Result<Resources, ResourceError> {

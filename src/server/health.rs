@@ -8,9 +8,10 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures::{StreamExt, stream};
 
 use crate::server::accept::Peer;
-use crate::server::intake::{Share, busy, in_chunks};
+use crate::server::intake::{Share, busy, in_chunks, in_chunks_of};
 use crate::server::middleware::error;
 use crate::server::state::AppState;
 use crate::telemetry::Metrics;
@@ -64,8 +65,12 @@ pub(crate) async fn metrics(
     state.metrics.ready.set(i64::from(state.readiness.missing(now).is_empty()));
     match state.metrics.text() {
         Ok(text) => {
-            let head =
-                [(header::CONTENT_TYPE, Metrics::content_type()), (header::CONTENT_LENGTH, text.len().to_string())];
+            let content_type = (header::CONTENT_TYPE, Metrics::content_type());
+            if let Some(series) = state.series.parts() {
+                let parts = stream::iter([text.into()]).chain(series).boxed();
+                return ([content_type], in_chunks_of(parts, scrape)).into_response();
+            }
+            let head = [content_type, (header::CONTENT_LENGTH, text.len().to_string())];
             (head, in_chunks(text.into(), scrape)).into_response()
         }
         Err(cause) => error(StatusCode::INTERNAL_SERVER_ERROR, &format!("can't encode the metrics: {cause}")),

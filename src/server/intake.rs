@@ -9,7 +9,8 @@ use axum::body::{self, Bytes};
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
-use futures::StreamExt;
+use futures::stream::BoxStream;
+use futures::{StreamExt, stream};
 use tokio::sync::Semaphore;
 
 use crate::server::accept::Peer;
@@ -158,9 +159,18 @@ const CHUNK: usize = 64 << 10;
 
 /// A body that uses its portion until nearly all of it is sent.
 pub(crate) fn in_chunks(bytes: Bytes, portion: Portion) -> body::Body {
-    body::Body::from_stream(futures::stream::unfold((bytes, portion), |(mut bytes, portion)| async move {
+    in_chunks_of(stream::iter([bytes]).boxed(), portion)
+}
+
+/// A body of several parts that uses its portion until nearly all of it is sent. A part is made when the ones before are sent.
+pub(crate) fn in_chunks_of(parts: BoxStream<'static, Bytes>, portion: Portion) -> body::Body {
+    let begin = (Bytes::new(), parts, portion);
+    body::Body::from_stream(stream::unfold(begin, |(mut bytes, mut parts, portion)| async move {
+        while bytes.is_empty() {
+            bytes = parts.next().await?;
+        }
         let chunk = bytes.split_to(bytes.len().min(CHUNK));
-        (!chunk.is_empty()).then(|| (Ok::<_, Infallible>(chunk), (bytes, portion)))
+        Some((Ok::<_, Infallible>(chunk), (bytes, parts, portion)))
     }))
 }
 

@@ -23,6 +23,7 @@ pub mod health;
 pub mod intake;
 pub mod middleware;
 pub mod routes;
+pub mod series_source;
 pub mod state;
 pub mod tls;
 pub mod verbs;

@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 use crate::extender::View;
 use crate::model::time::UnixMillis;
 use crate::server::debug_source::DebugDocument;
+use crate::server::series_source::SeriesSource;
 use crate::sync::heartbeat::Heartbeats;
 use crate::telemetry::Metrics;
 use crate::webhook::registry::Rules;
@@ -24,6 +25,8 @@ pub struct AppState {
     pub rules: Rules,
     /// What `/debug/state` answers.
     pub debug: DebugDocument,
+    /// What follows the registry's metrics in an answer of `/metrics`, in parts.
+    pub series: SeriesSource,
     /// When this replica began to lead; [`UnixMillis::MIN`] while it does not.
     leading_since: AtomicI64,
     /// Metrics.
@@ -63,6 +66,7 @@ impl AppState {
             view_requests: Arc::default(),
             rules: Rules::default(),
             debug: DebugDocument::default(),
+            series: SeriesSource::default(),
             leading_since: AtomicI64::new(UnixMillis::MIN.0),
             metrics,
             readiness: Readiness::default(),

@@ -147,6 +147,11 @@ fn parse(quantities: &BTreeMap<String, Quantity>) -> Resources {
     Resources::from_map(quantities).unwrap_or_default()
 }
 
+/// What the kubelet reports as capacity.
+pub fn reported_capacity(node: &Node) -> Resources {
+    node.status.as_ref().and_then(|status| status.capacity.as_ref()).map(parse).unwrap_or_default()
+}
+
 /// What the kubelet reports as allocatable.
 pub fn reported_allocatable(node: &Node) -> Resources {
     node.status.as_ref().and_then(|status| status.allocatable.as_ref()).map(parse).unwrap_or_default()

@@ -6,6 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::model::labels;
+use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::planner::input::pod::PodEntry;
 use crate::state::protections::{is_invalid, protected_until};
@@ -38,6 +39,8 @@ pub struct PodRecord {
     pub uid: String,
     /// The planner's form of the pod, or the error of its spec.
     pub entry: Result<PodEntry, String>,
+    /// Its resource limits, if it has some.
+    pub limits: Option<Box<Resources>>,
     /// `spec.nodeName`.
     pub node: Option<Arc<str>>,
     /// `status.nominatedNodeName`.
@@ -160,6 +163,10 @@ impl PodRecord {
             namespace: meta.namespace.clone().unwrap_or_default(),
             name: meta.name.clone().unwrap_or_default(),
             uid: meta.uid.clone().unwrap_or_default(),
+            limits: spec
+                .and_then(|spec| Resources::limits_of_pod(spec).ok())
+                .filter(|limits| *limits != Resources::default())
+                .map(Box::new),
             entry,
             node: node.map(Arc::from),
             nominated: status.and_then(|status| status.nominated_node_name.clone()).filter(|name| !name.is_empty()),

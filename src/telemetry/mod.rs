@@ -4,5 +4,6 @@ pub mod cloud;
 pub mod controllers;
 pub mod metrics;
 pub mod registry;
+pub mod series;
 
 pub use crate::telemetry::metrics::Metrics;

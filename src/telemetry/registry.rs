@@ -78,6 +78,8 @@ pub enum Source {
     Serving,
     /// The leader.
     Leader,
+    /// The leader: series for each node, which no collector keeps.
+    Nodes,
     /// The leader, with `--cloud ec2`; names and labels of Karpenter's AWS provider.
     Ec2,
 }
@@ -397,6 +399,21 @@ metrics! {
         ],
         "Messages of the interruption queue that had no effect since they are not confirmed: forged messages, unless the reason is `too_many`.";
 
+    NODES_ALLOCATABLE = karpenter "nodes_allocatable", Kind::Gauge, Nodes, ["resource_type": "resource in snake case, such as `cpu`", "node_name": "name of the Node", "managed": "whether it has a NodeClaim: `true`, `false`", "nodepool": "name of the NodePool", "…": "`phase`, and the other well-known labels of the Node in snake case, such as `zone`, `instance_type`, `arch`, `capacity_type`; without a value they are left out"],
+        "What a node has allocatable; CPU in cores.";
+    NODES_POD_REQUESTS = karpenter "nodes_total_pod_requests", Kind::Gauge, Nodes, ["…": "as above"],
+        "What the pods on a node request, those of DaemonSets included; CPU in cores.";
+    NODES_POD_LIMITS = karpenter "nodes_total_pod_limits", Kind::Gauge, Nodes, ["…": "as above"],
+        "Limits of the pods on a node, those of DaemonSets included; CPU in cores.";
+    NODES_DAEMON_REQUESTS = karpenter "nodes_total_daemon_requests", Kind::Gauge, Nodes, ["…": "as above"],
+        "What the pods of DaemonSets on a node request; CPU in cores.";
+    NODES_DAEMON_LIMITS = karpenter "nodes_total_daemon_limits", Kind::Gauge, Nodes, ["…": "as above"],
+        "Limits of the pods of DaemonSets on a node; CPU in cores.";
+    NODES_OVERHEAD = karpenter "nodes_system_overhead", Kind::Gauge, Nodes, ["…": "as above"],
+        "Capacity of a node less what is allocatable; CPU in cores.";
+    NODES_LIFETIME = karpenter "nodes_current_lifetime_seconds", Kind::Gauge, Nodes, ["…": "as above, without `resource_type`"],
+        "Age of a node, in seconds.";
+
     CLOUD_DURATION = both "cloudprovider_duration_seconds", Kind::Histogram(CLOUD_SECONDS), Ec2, [
             "controller": "`nodeclaim.lifecycle`, `nodeclaim.garbagecollection`: Karpenter's names of what makes the call",
             "method": "`Create`, `Get`, `List`, `Delete`",
@@ -560,7 +577,8 @@ mod tests {
         let registry = metrics.registry();
         ControllerMetrics::new(registry).unwrap();
         CloudMetrics::new().register(registry, |_| {}).unwrap();
-        for metric in ALL {
+        // No collector keeps the series of nodes.
+        for metric in ALL.iter().filter(|metric| metric.source != Source::Nodes) {
             let again: Box<dyn Collector> = match metric.kind {
                 Kind::Counter => Box::new(metric.counters()),
                 Kind::Gauge => Box::new(metric.gauges()),

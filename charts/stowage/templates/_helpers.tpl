@@ -167,6 +167,7 @@ runAsUser: 65532
   (list "ENABLE_ZONAL_SHIFT" $settings.enableZonalShift "false")
   (list "AMI_REFRESH_INTERVAL" $settings.amiRefreshInterval "1m")
   (list "STOWAGE_OFFERING_METRICS" .Values.controller.metrics.offerings "true")
+  (list "DISABLE_CLUSTER_STATE_OBSERVABILITY" $settings.disableClusterStateObservability "false")
   (list "STOWAGE_METRIC_NAMES" .Values.controller.metrics.names "both")
   (list "SUBNET_REFRESH_INTERVAL" $settings.subnetRefreshInterval "1m") -}}
 {{- range $variables -}}

@@ -131,6 +131,9 @@ pub struct ControllerArgs {
     /// EC2: publish the series of each instance type and offering, tens of thousands in large regions.
     #[arg(long, env = "STOWAGE_OFFERING_METRICS", default_value_t = true, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub offering_metrics: bool,
+    /// No metrics of single nodes: `karpenter_nodes_allocatable` and others with the label `node_name`.
+    #[arg(long, env = "DISABLE_CLUSTER_STATE_OBSERVABILITY", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
+    pub disable_cluster_state_observability: bool,
     /// Names of metrics that Karpenter has, too.
     #[arg(long, env = "STOWAGE_METRIC_NAMES", value_enum, default_value = "both")]
     pub metric_names: MetricNames,

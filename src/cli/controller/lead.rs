@@ -27,7 +27,7 @@ use crate::controllers::node_pool::{status, zonal_shift};
 use crate::controllers::provisioning::{pod_events, provisioner};
 use crate::controllers::static_pools::scale;
 use crate::controllers::supervise::supervised;
-use crate::controllers::{Context, cloud_sync, emergency_stop, gauges, unsupported_kinds};
+use crate::controllers::{Context, cloud_sync, emergency_stop, gauges, node_series, unsupported_kinds};
 use crate::decisions::provisioning::batch_window::BatchLimits;
 use crate::model::pause;
 use crate::server::AppState;
@@ -60,6 +60,7 @@ pub(crate) fn lead(
 ) -> impl Future<Output = anyhow::Result<()>> + Send + 'static {
     let made = cloud(args);
     let unknown_gates = args.aws.unknown_gates().join(",");
+    let has_node_series = !args.disable_cluster_state_observability;
     let services = !args.plan.scheduler_config.is_empty();
     let settings = Settings {
         placement: args.placement,
@@ -104,6 +105,10 @@ pub(crate) fn lead(
         let Some(cloud) = started else { return Ok(()) };
         let ctx = Arc::new(Context::new(client, evictions, cluster, derived, cloud, settings, metrics));
         debug.set_leader(&ctx);
+        if has_node_series {
+            let cluster = Arc::clone(&ctx.cluster);
+            state.series.set_source(move || node_series::text(Arc::clone(&cluster)));
+        }
         let mut loops =
             Loops { tasks, ctx, heartbeats: state.heartbeats.clone(), panics: state.metrics.loop_panics.clone() };
         // Each of these does nothing when the cloud lacks the capability it needs.

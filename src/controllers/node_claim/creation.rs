@@ -124,7 +124,7 @@ mod tests {
     use crate::test_support::cloud::FakeCloud;
     use crate::test_support::failures::outcome;
     use crate::test_support::kubernetes::store::{Key, Refusal};
-    use crate::test_support::kubernetes::{FakeApi, Fault};
+    use crate::test_support::kubernetes::{FakeApi, Fault, Recorded};
     use crate::test_support::objects;
 
     fn claim(pods: &str) -> NodeClaim {
@@ -138,7 +138,7 @@ mod tests {
     async fn created(fault: Option<Fault>, times: usize) -> (String, usize, usize) {
         let api = FakeApi::default();
         if let Some(fault) = fault {
-            api.inject(fault, times, |request| request.is_write());
+            api.inject(fault, times, Recorded::is_write);
         }
         let result = create(&api.all(), claim("a")).await;
         (outcome(result), api.writes().len(), api.objects().len())
@@ -174,7 +174,7 @@ mod tests {
         fastrand::seed(seed);
         let claims = vec![((), claim("a")), ((), claim("a"))];
         let created: Vec<_> =
-            create_all(&ctx, claims, None).map(|(_, result)| result.unwrap().name_any()).collect().await;
+            create_all(&ctx, claims, None).map(|((), result)| result.unwrap().name_any()).collect().await;
         assert!(created[0] != created[1] && !created.iter().any(|name| existing.contains(name)), "{created:?}");
         assert_eq!((ctx.cluster.read().claims.len(), api.objects().len()), (4, 4));
     }

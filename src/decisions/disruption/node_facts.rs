@@ -47,7 +47,8 @@ pub struct NodeFacts {
     pub generation: u8,
     /// Pods on it that need another node when it is removed, those that are recreated in place included.
     pub pod_count: usize,
-    /// What is free on it.
+    /// What the kubelet reports as allocatable, and what is free of it.
+    pub allocatable: Resources,
     pub free: Resources,
     /// Sum of the requests of these pods, and their elementwise maximum.
     pub load: Resources,
@@ -75,7 +76,8 @@ impl NodeFacts {
         // The claim has the time that an earlier leader observed.
         let last_event = state.last_pod_event.get(&*name).copied().max(claim.last_pod_event()).unwrap_or_default();
         let settled_at = settled_at(pods());
-        let mut free = reported_allocatable(node);
+        let allocatable = reported_allocatable(node);
+        let mut free = allocatable.clone();
         state
             .pods_on(&name)
             .filter(|pod| pod.active())
@@ -97,6 +99,7 @@ impl NodeFacts {
                 .and_then(|text| text.parse().ok())
                 .unwrap_or(0),
             pod_count: pods().count(),
+            allocatable,
             free,
             load,
             largest,
