@@ -16,7 +16,9 @@ use crate::sync::{heartbeat, lock};
 /// Often enough for scrapes, and as Karpenter.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// Label of the provisioner, and of the plans that Karpenter tells apart.
+/// Labels of gauges without labels.
+const NONE: [&str; 0] = [];
+/// Value of the label `controller`.
 const PROVISIONER: &str = "provisioner";
 
 /// Runs until the process ends.
@@ -43,15 +45,16 @@ fn pass(ctx: &Context, before: &Gauges, now: UnixMillis) -> Gauges {
         (Gauges::of(&state, &holds, &facts, now), nodes, waiting, ignored)
     };
     let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
-    metrics.state_nodes.set(count(nodes));
+    metrics.state_nodes.with_label_values(&NONE).set(count(nodes));
     metrics.queue_depth.with_label_values(&[PROVISIONER, ""]).set(count(waiting));
-    metrics.ignored_pods.set(count(ignored));
+    metrics.ignored_pods.with_label_values(&NONE).set(count(ignored));
     // Pods that the last plan left out, and that have a node or are gone since, wait no more.
     let left_out = lock(&ctx.last_plan).as_ref().map_or(0, |plan| plan.left_out).min(waiting);
     metrics.unschedulable_pods.with_label_values(&[PROVISIONER]).set(count(left_out));
     let stale = Removal::Disruption.held_up_by(ctx.cluster.watch_signs(), now);
-    metrics.state_synced.set(stale.is_none().into());
-    metrics.state_unsynced_seconds.set(stale.map_or(0.0, |stale| stale.age.as_secs_f64()));
+    metrics.state_synced.with_label_values(&NONE).set(stale.is_none().into());
+    let age = stale.map_or(0.0, |stale| stale.age.as_secs_f64());
+    metrics.state_unsynced_seconds.with_label_values(&NONE).set(age);
     replace(&metrics.pool_usage, &before.usage, &gauges.usage);
     replace(&metrics.pool_limit, &before.limits, &gauges.limits);
     replace(&metrics.pool_allowed, &before.allowed, &gauges.allowed);

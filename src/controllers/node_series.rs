@@ -12,7 +12,7 @@ use crate::clock;
 use crate::decisions::gauges::{in_units, resource_type};
 use crate::decisions::node_usage::NodeUsage;
 use crate::model::labels;
-use crate::model::resources::Resources;
+use crate::model::resources::{Resources, attached_by};
 use crate::model::time::UnixMillis;
 use crate::state::Cluster;
 use crate::state::object_ext::ObjectExt;
@@ -104,7 +104,8 @@ fn labels_of(usage: &NodeUsage) -> String {
 
 fn of_resources(text: &mut String, metric: &Metric, labels: &str, amounts: &Resources) {
     for (resource, amount) in amounts.iter() {
-        if amount == 0 && resource == "ephemeral-storage" {
+        // Karpenter does not count attached volumes as a resource.
+        if amount == 0 && resource == "ephemeral-storage" || attached_by(resource).is_some() {
             continue;
         }
         let mut labels = labels.to_owned();

@@ -1,8 +1,6 @@
 //! Metrics of the reconcilers.
 
-use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
-};
+use prometheus::{GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry};
 
 use crate::telemetry::registry::{self as declared, register};
 
@@ -13,10 +11,11 @@ pub struct ControllerMetrics {
     pub scheduling_seconds: HistogramVec,
     pub queue_depth: IntGaugeVec,
     pub unschedulable_pods: IntGaugeVec,
-    pub ignored_pods: IntGauge,
-    pub state_synced: IntGauge,
-    pub state_unsynced_seconds: Gauge,
-    pub state_nodes: IntGauge,
+    // Without labels, and absent where they are not set: a replica that does not lead would show 0.
+    pub ignored_pods: IntGaugeVec,
+    pub state_synced: IntGaugeVec,
+    pub state_unsynced_seconds: GaugeVec,
+    pub state_nodes: IntGaugeVec,
     pub utilization: GaugeVec,
     pub pool_usage: GaugeVec,
     pub pool_limit: GaugeVec,
@@ -79,10 +78,10 @@ impl ControllerMetrics {
             scheduling_seconds: register(registry, declared::SCHEDULING_SECONDS.histograms())?,
             queue_depth: register(registry, declared::QUEUE_DEPTH.gauges())?,
             unschedulable_pods: register(registry, declared::UNSCHEDULABLE_PODS.gauges())?,
-            ignored_pods: register(registry, declared::IGNORED_PODS.gauge())?,
-            state_synced: register(registry, declared::CLUSTER_STATE_SYNCED.gauge())?,
-            state_unsynced_seconds: register(registry, declared::CLUSTER_STATE_UNSYNCED_SECONDS.float_gauge())?,
-            state_nodes: register(registry, declared::CLUSTER_STATE_NODES.gauge())?,
+            ignored_pods: register(registry, declared::IGNORED_PODS.gauges())?,
+            state_synced: register(registry, declared::CLUSTER_STATE_SYNCED.gauges())?,
+            state_unsynced_seconds: register(registry, declared::CLUSTER_STATE_UNSYNCED_SECONDS.float_gauges())?,
+            state_nodes: register(registry, declared::CLUSTER_STATE_NODES.gauges())?,
             utilization: register(registry, declared::CLUSTER_UTILIZATION.float_gauges())?,
             pool_usage: register(registry, declared::NODEPOOLS_USAGE.float_gauges())?,
             pool_limit: register(registry, declared::NODEPOOLS_LIMIT.float_gauges())?,

@@ -6,8 +6,7 @@
 
 use prometheus::core::Collector;
 use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry,
+    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 
 /// Buckets of a verdict's duration in seconds; the goal is 1 ms with 5,000 node names.
@@ -159,11 +158,6 @@ impl Metric {
     /// Integer gauges by label.
     pub fn gauges(&self) -> IntGaugeVec {
         self.made(IntGaugeVec::new(self.options(), &self.names()))
-    }
-
-    /// A floating-point gauge without labels.
-    pub fn float_gauge(&self) -> Gauge {
-        self.made(Gauge::with_opts(self.options()))
     }
 
     /// Floating-point gauges by label.
