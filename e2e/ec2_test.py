@@ -321,7 +321,9 @@ class TestUserData:
         pool = small_pool("toml", "on-demand", "bottlerocket")
         pool["spec"]["template"]["spec"]["taints"] = [{"key": "dedicated", "value": "toml", "effect": "NoSchedule"}]
         pools = [small_pool("sized", "on-demand"), pool]
-        return services.ec2(request.getfixturevalue("service_plane"), pools, made, {"AWS_FEATURE_GATES": "NodeClassCEL=true", "STOWAGE_OFFERING_METRICS": "false"})
+        return services.ec2(request.getfixturevalue("service_plane"), pools, made, {
+            "AWS_FEATURE_GATES": "NodeClassCEL=true", "STOWAGE_OFFERING_METRICS": "false", "STOWAGE_METRIC_NAMES": "karpenter", "DISABLE_CLUSTER_STATE_OBSERVABILITY": "true",
+        })
 
     def test_1_nodes_have_the_values_of_their_expressions(self, service):
         service.plane.apply(*one_per_node("sized", 2, "sized"))
@@ -336,9 +338,11 @@ class TestUserData:
         assert "KubeletExpressionDropped" in [event["reason"] for event in service.plane.events("default")]
         service.assert_no_errors()
 
-    def test_1b_offerings_have_no_series_when_they_are_disabled(self, service):
-        assert offering_series(service) == set()
-        assert any(sample.startswith("stowage_cloudprovider_duration_seconds") for sample in service.stowage.metrics())
+    def test_1b_offerings_and_nodes_have_no_series_when_they_are_disabled_and_names_are_chosen(self, service):
+        names = {sample.split("{")[0] for sample in service.stowage.metrics()}
+        assert not {name for name in names if "cloudprovider_instance_type_" in name or name.startswith("karpenter_nodes_allocatable")}
+        assert {"karpenter_cloudprovider_duration_seconds_count", "karpenter_nodes_created_total", "stowage_ready"} <= names
+        assert not {"stowage_cloudprovider_duration_seconds_count", "stowage_nodes_created_total"} & names
 
     def test_2_bottlerocket_settings_are_those_of_the_user_with_overrides(self, service):
         tolerations = [{"key": "dedicated", "operator": "Exists"}]

@@ -57,6 +57,6 @@ pub mod parts {
     pub use crate::state::instance_types::{InstanceTypes, ReadyPool};
     pub use crate::state::snapshot::SnapshotRequest;
     pub use crate::state::{Cluster, ClusterState};
-    pub use crate::telemetry::{Metrics, registry};
+    pub use crate::telemetry::{Metrics, metric, registry};
     pub use crate::webhook::registry::RULES;
 }

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use axum::body::Bytes;
+use futures::{StreamExt, stream};
 use serde_json::json;
 use stowage::parts::Metrics;
 use stowage::parts::UnixMillis;
@@ -385,6 +387,24 @@ async fn liveness_and_readiness_are_separate_probes() {
     assert!(seconds > 86_400.0, "{seconds}");
     assert_eq!(health.get("/metrics").await.status, 404, "each listener serves its own paths");
     assert_eq!(health.post("/mutate", review()).await.status, 404);
+}
+
+#[tokio::test]
+async fn series_that_no_collector_keeps_follow_the_others_in_parts() {
+    let setup = Setup::start(|_| {}).await;
+    let mut scraper = Connection::plain(setup.addrs().metrics.unwrap()).await;
+    assert!(scraper.get("/metrics").await.headers.contains_key("content-length"), "of a replica that does not lead");
+    // Larger than what is handed over at a time, and nothing in between.
+    let parts = ["a 1\n".to_owned(), String::new(), "b 2\n".repeat(40_000), "c 3\n".to_owned()];
+    let all = parts.concat();
+    let parts = parts.map(Bytes::from);
+    setup.state.series.set_source(move || stream::iter(parts.clone()).boxed());
+    for _ in 0..2 {
+        let answer = scraper.get("/metrics").await;
+        assert_eq!(answer.status, 200);
+        let text = String::from_utf8(answer.body.to_vec()).unwrap();
+        assert!(text.contains("\nstowage_ready ") && text.ends_with(&all), "{}", text.len());
+    }
 }
 
 /// Sends a request head that announces more body than follows.

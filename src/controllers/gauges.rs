@@ -80,14 +80,26 @@ fn replace<const N: usize>(gauge: &GaugeVec, before: &Series<N>, now: &Series<N>
 #[cfg(test)]
 mod tests {
     use crate::telemetry::Metrics;
+    use crate::telemetry::controllers::ControllerMetrics;
+    use crate::telemetry::metric::register;
     use crate::telemetry::registry;
 
     use super::*;
 
     #[test]
+    fn a_replica_that_does_not_lead_shows_no_gauge_of_the_cluster() {
+        let metrics = Metrics::new();
+        let own = ControllerMetrics::new(metrics.registry()).unwrap();
+        let shown = || metrics.text().unwrap().contains("karpenter_cluster_state_");
+        assert!(!shown());
+        own.state_synced.with_label_values(&NONE).set(1);
+        assert!(shown());
+    }
+
+    #[test]
     fn series_of_what_is_gone_are_removed() {
         let metrics = Metrics::new();
-        let gauge = registry::register(metrics.registry(), registry::NODEPOOLS_USAGE.float_gauges()).unwrap();
+        let gauge = register(metrics.registry(), registry::NODEPOOLS_USAGE.float_gauges()).unwrap();
         let series = |pools: &[&str]| -> Series<2> {
             pools.iter().map(|pool| (["cpu".to_owned(), (*pool).to_owned()], 1.0)).collect()
         };

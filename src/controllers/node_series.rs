@@ -12,17 +12,21 @@ use crate::clock;
 use crate::decisions::gauges::{in_units, resource_type};
 use crate::decisions::node_usage::NodeUsage;
 use crate::model::labels;
-use crate::model::resources::{Resources, attached_by};
+use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::state::Cluster;
 use crate::state::object_ext::ObjectExt;
-use crate::telemetry::registry::{self, Metric};
+use crate::telemetry::metric::Metric;
+use crate::telemetry::registry;
 use crate::telemetry::series::{head, label, sample};
 
 /// Nodes that have series; more would be too many for a scrape.
 const MAX_NODES: usize = 20_000;
 /// Nodes that are read, and whose series are encoded, at a time.
 const PART: usize = 100;
+
+/// CPU, memory, ephemeral storage and pods: the first of [`Resources::iter`].
+const COMMON: usize = 4;
 
 /// A metric by resource, and where a node has it.
 type OfResources = (&'static Metric, fn(&NodeUsage) -> &Resources);
@@ -78,7 +82,7 @@ fn family_text(
         let mut text = String::new();
         for node in &nodes[from..nodes.len().min(from + PART)] {
             if let Some((metric, of)) = family {
-                of_resources(&mut text, metric, &labels_of(node), of(node));
+                of_resources(&mut text, metric, node, of(node));
             } else {
                 let age = now.saturating_since(node.node.created_at());
                 sample(&mut text, metric, &labels_of(node), age.as_secs_f64());
@@ -102,13 +106,14 @@ fn labels_of(usage: &NodeUsage) -> String {
     out
 }
 
-fn of_resources(text: &mut String, metric: &Metric, labels: &str, amounts: &Resources) {
-    for (resource, amount) in amounts.iter() {
-        // Karpenter does not count attached volumes as a resource.
-        if amount == 0 && resource == "ephemeral-storage" || attached_by(resource).is_some() {
-            continue;
-        }
-        let mut labels = labels.to_owned();
+fn of_resources(text: &mut String, metric: &Metric, usage: &NodeUsage, amounts: &Resources) {
+    let labels = labels_of(usage);
+    let common = amounts.iter().take(COMMON).filter(|(name, amount)| *amount != 0 || *name != "ephemeral-storage");
+    // A pod may name any extended resource, and what it names would be a label: only those of the node count.
+    let has = |name: &str| usage.allocatable.get(name) != 0 || usage.overhead.get(name) != 0;
+    let extended = amounts.iter().skip(COMMON).filter(|(name, _)| has(name));
+    for (resource, amount) in common.chain(extended) {
+        let mut labels = labels.clone();
         label(&mut labels, "resource_type", &resource_type(resource));
         sample(text, metric, &labels, in_units(resource, amount));
     }
@@ -163,6 +168,25 @@ mod tests {
             lines.iter().filter(|line| line.starts_with("karpenter_nodes_current_lifetime_seconds{")).count(),
             2
         );
+    }
+
+    #[tokio::test]
+    async fn resources_that_only_pods_name_are_no_series() {
+        let mut cluster = SmallCluster::new(&[("p", json!({}))]);
+        cluster.add_node("n1", "p", "small/spot");
+        let size = json!({"cpu": "2", "memory": "8Gi", "pods": "110", "example.com/fpga": "2"});
+        let mut node = (*cluster.state.nodes["n1"]).clone();
+        node.status = serde_json::from_value(json!({"allocatable": size, "capacity": size})).unwrap();
+        cluster.state.apply_node(node);
+        let requests = json!({"cpu": "1", "example.com/fpga": "1", "tenant.example.com/a-label": "7"});
+        let containers = json!([{"name": "c", "resources": {"requests": requests, "limits": requests}}]);
+        cluster.add_pod("a", Some("n1"), "1", &json!({"spec": {"containers": containers}}));
+        let lines = lines(cluster.state).await;
+        let of = |resource: &str| {
+            lines.iter().filter(|line| line.contains(&format!("resource_type=\"{resource}\""))).count()
+        };
+        // Not of DaemonSets, and nothing is kept from pods.
+        assert_eq!((of("example.com/fpga"), of("tenant.example.com/a_label")), (3, 0), "{lines:?}");
     }
 
     #[tokio::test]

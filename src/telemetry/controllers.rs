@@ -2,7 +2,8 @@
 
 use prometheus::{GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry};
 
-use crate::telemetry::registry::{self as declared, register};
+use crate::telemetry::metric::register;
+use crate::telemetry::registry as declared;
 
 /// Metrics of the reconcilers; [`declared`] describes each metric and its labels.
 #[derive(Clone, Debug)]

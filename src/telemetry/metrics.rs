@@ -5,7 +5,8 @@ use prometheus::{
     Encoder, GaugeVec, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
 };
 
-use crate::telemetry::registry::{self as declared, Metric, MetricNames, register};
+use crate::telemetry::metric::{MetricNames, register};
+use crate::telemetry::registry as declared;
 
 /// Serving metrics. Cheap to clone; clones share their values.
 #[derive(Clone, Debug)]
@@ -130,7 +131,7 @@ impl Metrics {
         let (encoder, mut text) = (TextEncoder::new(), String::new());
         for mut family in self.registry.gather() {
             let own = family.name().to_owned();
-            for name in Metric::published(&own, self.names) {
+            for name in declared::published(&own, self.names) {
                 family.set_name(name.to_owned());
                 encoder.encode_utf8(std::slice::from_ref(&family), &mut text)?;
             }

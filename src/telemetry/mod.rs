@@ -2,6 +2,7 @@
 
 pub mod cloud;
 pub mod controllers;
+pub mod metric;
 pub mod metrics;
 pub mod registry;
 pub mod series;

@@ -4,10 +4,7 @@
 //! Names start with `stowage_`, those of metrics of Karpenter with `karpenter_`; some are published under both prefixes ([`MetricNames`]). Labels take few
 //! values: verbs, codes, rules and reasons, never names of pods or nodes.
 
-use prometheus::core::Collector;
-use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-};
+use crate::telemetry::metric::{Kind, Metric, MetricNames, Source};
 
 /// Buckets of a verdict's duration in seconds; the goal is 1 ms with 5,000 node names.
 const VERDICT_SECONDS: &[f64] =
@@ -58,132 +55,6 @@ const BATCH_SIZES: &[f64] = &[
     1.0, 2.0, 4.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0, 125.0, 150.0, 175.0,
     200.0, 225.0, 250.0, 275.0, 300.0, 350.0, 400.0, 450.0, 500.0, 550.0, 600.0, 700.0, 800.0, 900.0, 1000.0,
 ];
-
-/// The type of a metric.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
-    /// Increases only.
-    Counter,
-    /// Increases and decreases.
-    Gauge,
-    /// Observations in these buckets.
-    Histogram(&'static [f64]),
-}
-
-/// Which replica populates a metric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// Every replica.
-    Serving,
-    /// The leader.
-    Leader,
-    /// The leader: series for each node, which no collector keeps.
-    Nodes,
-    /// The leader, with `--cloud ec2`; names and labels of Karpenter's AWS provider.
-    Ec2,
-}
-
-/// A label and its values.
-pub type Label = (&'static str, &'static str);
-
-/// Under which names metrics are published that have a name of Karpenter's and one of ours.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum MetricNames {
-    /// Under both.
-    #[default]
-    Both,
-    /// With the prefix `karpenter_`.
-    Karpenter,
-    /// With the prefix `stowage_`.
-    Stowage,
-}
-
-/// One metric.
-#[derive(Debug)]
-pub struct Metric {
-    /// Full name.
-    pub name: &'static str,
-    /// Karpenter's name, if that is another.
-    pub karpenter: Option<&'static str>,
-    /// Type.
-    pub kind: Kind,
-    /// Which replica populates it.
-    pub source: Source,
-    /// Labels in the order in which collectors take their values.
-    pub labels: &'static [Label],
-    /// Help text: a sentence.
-    pub help: &'static str,
-}
-
-impl Metric {
-    /// The names under which a metric of the registry is published: its own, Karpenter's, or both.
-    pub fn published(name: &str, names: MetricNames) -> impl Iterator<Item = &str> {
-        let karpenter = ALL.iter().find(|metric| metric.name == name).and_then(|metric| metric.karpenter);
-        let own = (karpenter.is_none() || names != MetricNames::Karpenter).then_some(name);
-        own.into_iter().chain(karpenter.filter(|_| names != MetricNames::Stowage))
-    }
-
-    fn names(&self) -> Vec<&'static str> {
-        self.labels.iter().map(|(name, _)| *name).collect()
-    }
-
-    fn options(&self) -> Opts {
-        Opts::new(self.name, self.help)
-    }
-
-    fn buckets(&self) -> HistogramOpts {
-        let Kind::Histogram(buckets) = self.kind else { unreachable!("{} is declared as {:?}", self.name, self.kind) };
-        HistogramOpts::new(self.name, self.help).buckets(buckets.to_vec())
-    }
-
-    fn made<C>(&self, collector: Result<C, prometheus::Error>) -> C {
-        collector.unwrap_or_else(|error| unreachable!("{} is well formed; a test verifies it: {error}", self.name))
-    }
-
-    /// A counter without labels.
-    pub fn counter(&self) -> IntCounter {
-        self.made(IntCounter::with_opts(self.options()))
-    }
-
-    /// Counters by label.
-    pub fn counters(&self) -> IntCounterVec {
-        self.made(IntCounterVec::new(self.options(), &self.names()))
-    }
-
-    /// An integer gauge without labels.
-    pub fn gauge(&self) -> IntGauge {
-        self.made(IntGauge::with_opts(self.options()))
-    }
-
-    /// Integer gauges by label.
-    pub fn gauges(&self) -> IntGaugeVec {
-        self.made(IntGaugeVec::new(self.options(), &self.names()))
-    }
-
-    /// Floating-point gauges by label.
-    pub fn float_gauges(&self) -> GaugeVec {
-        self.made(GaugeVec::new(self.options(), &self.names()))
-    }
-
-    /// A histogram without labels.
-    pub fn histogram(&self) -> Histogram {
-        self.made(Histogram::with_opts(self.buckets()))
-    }
-
-    /// Histograms by label.
-    pub fn histograms(&self) -> HistogramVec {
-        self.made(HistogramVec::new(self.buckets(), &self.names()))
-    }
-}
-
-/// Registers and returns a collector.
-///
-/// # Errors
-/// A metric with the same name is already registered.
-pub fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> Result<C, prometheus::Error> {
-    registry.register(Box::new(collector.clone()))?;
-    Ok(collector)
-}
 
 /// The name of a metric, and Karpenter's if it has both.
 macro_rules! names {
@@ -556,9 +427,18 @@ metrics! {
         "1 when /readyz answers 200, as of the last probe or scrape.";
 }
 
+/// The names under which a metric of the registry is published: its own, Karpenter's, or both.
+pub fn published(name: &str, names: MetricNames) -> impl Iterator<Item = &str> {
+    let karpenter = ALL.iter().find(|metric| metric.name == name).and_then(|metric| metric.karpenter);
+    let own = (karpenter.is_none() || names != MetricNames::Karpenter).then_some(name);
+    own.into_iter().chain(karpenter.filter(|_| names != MetricNames::Stowage))
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+
+    use prometheus::core::Collector;
 
     use super::*;
     use crate::telemetry::Metrics;

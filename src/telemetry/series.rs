@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::telemetry::registry::{Kind, Metric};
+use crate::telemetry::metric::{Kind, Metric};
 
 /// The lines that precede the series of a gauge.
 pub fn head(metric: &Metric) -> String {

@@ -12,7 +12,7 @@ use crate::cli::aws::AwsArgs;
 use crate::cli::planning::PlanArgs;
 use crate::cloud::simulated::BootDelay;
 use crate::decisions::placement::mode::PlacementMode;
-use crate::telemetry::registry::MetricNames;
+use crate::telemetry::metric::MetricNames;
 use crate::webhook::registry::parse_id;
 
 /// `--cloud`.
