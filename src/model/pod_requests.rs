@@ -132,6 +132,29 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
+    #[test]
+    fn limits_are_those_of_the_containers_unless_the_pod_has_its_own() {
+        let limited =
+            |cpu: &str, memory: &str| json!({"limits": {"cpu": cpu, "memory": memory}, "requests": {"cpu": "10m"}});
+        let container = |resources: &Value| json!({"name": "c", "resources": resources});
+        let sidecar = json!({"name": "s", "restartPolicy": "Always", "resources": limited("500m", "1Gi")});
+        let init = container(&limited("3", "1Gi"));
+        let two = [container(&limited("1", "1Gi")), container(&limited("1", "2Gi"))];
+        let unlimited = container(&json!({"requests": {"cpu": "4"}}));
+        for (case, spec, cpu, gib) in [
+            ("two containers", json!({"containers": two}), 2_000, 3),
+            ("one has none", json!({"containers": [two[0], unlimited]}), 1_000, 1),
+            ("with a sidecar", json!({"containers": two, "initContainers": [sidecar]}), 2_500, 4),
+            ("an init container after it", json!({"containers": two, "initContainers": [sidecar, init]}), 3_500, 4),
+            ("of the pod", json!({"containers": two, "resources": {"limits": {"cpu": "5"}}}), 5_000, 3),
+            ("overhead is no limit", json!({"containers": two, "overhead": {"cpu": "1"}}), 2_000, 3),
+            ("none", json!({"containers": [unlimited]}), 0, 0),
+        ] {
+            let limits = Resources::limits_of_pod(&serde_json::from_value(spec).unwrap()).unwrap();
+            assert_eq!((limits.cpu.0, limits.memory.0 >> 30, limits.pods), (cpu, gib, 0), "{case}");
+        }
+    }
+
     fn requests_of(spec: Value) -> Resources {
         Resources::of_pod(&serde_json::from_value(spec).unwrap()).unwrap()
     }

@@ -2,7 +2,7 @@
 //! their collectors from it, and `docs/reference/metrics.md` is rendered from it.
 //!
 //! Names start with `stowage_`, those of metrics of Karpenter with `karpenter_`; some are published under both prefixes ([`MetricNames`]). Labels take few
-//! values: verbs, codes, rules and reasons, never names of pods or nodes.
+//! values: verbs, codes, rules and reasons, never names of pods or nodes, but for the series of nodes ([`Source::Nodes`]).
 
 use crate::telemetry::metric::{Kind, Metric, MetricNames, Source};
 
