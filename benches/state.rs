@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use stowage::parts::{
     Cluster, ClusterState, DerivedState, FilterArgs, Hold, Millicores, NodeRoom, PART_NAMES, PureParts, ReadyPool,
     Resources, Settings, SnapshotRequest, SpotPricing, UnixMillis, View, ViewInput, embedded, filter, node_series,
-    prioritize,
+    pod_series, prioritize,
 };
 
 const PODS_PER_NODE: usize = 10;
@@ -255,14 +255,14 @@ fn main() {
     scrape(state);
 }
 
-/// A scrape of the series of all nodes, part by part, as a client that reads at once gets it.
+/// A scrape of the series of all nodes and pods, part by part, as a client that reads at once gets it.
 fn scrape(state: ClusterState) {
     let cluster = Arc::new(Cluster::new(state));
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let (before, clock) = (resident(), Instant::now());
     let (mut bytes, mut first, mut longest, mut most) = (0, 0.0, 0.0_f64, 0);
     runtime.block_on(async {
-        let mut parts = node_series(Arc::clone(&cluster));
+        let mut parts = node_series(Arc::clone(&cluster)).chain(pod_series(Arc::clone(&cluster)));
         let mut begin = Instant::now();
         while let Some(part) = parts.next().await {
             let took = begin.elapsed().as_secs_f64() * 1e3;
@@ -277,8 +277,8 @@ fn scrape(state: ClusterState) {
         }
     });
     let seconds = clock.elapsed().as_secs_f64();
-    println!("\n| scrape of the series of nodes | {seconds:.2} s, {} MiB of text |", bytes >> 20);
+    println!("\n| scrape of the series of nodes and pods | {seconds:.2} s, {} MiB of text |", bytes >> 20);
     println!("|---|---|");
-    println!("| of that: reading the state; the longest of the other parts | {first:.0} ms; {longest:.1} ms |");
+    println!("| of that: reading the nodes; the longest of the other parts | {first:.0} ms; {longest:.1} ms |");
     println!("| resident memory meanwhile | {} MiB |", most.saturating_sub(before));
 }

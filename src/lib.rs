@@ -40,6 +40,7 @@ pub mod parts {
     pub use crate::cloud::catalog::{SpotPricing, embedded};
     pub use crate::controllers::derived_state::DerivedState;
     pub use crate::controllers::node_series::text as node_series;
+    pub use crate::controllers::pod_series::text as pod_series;
     pub use crate::controllers::pure_parts::{PART_NAMES, PureParts};
     pub use crate::decisions::disruption::consolidation::{Consolidation, Decision, Memory, Request};
     pub use crate::decisions::disruption::simulate::Simulator;

@@ -39,9 +39,9 @@ fn metrics_page() -> String {
     let sections = [
         (Source::Leader, "Reconcilers", "Populated on the leader only."),
         (
-            Source::Nodes,
-            "Nodes",
-            "Populated on the leader only, for the first 20,000 Nodes by name, unless `--disable-cluster-state-observability` is set.",
+            Source::Objects,
+            "Nodes and pods",
+            "Populated on the leader only, for the first 20,000 Nodes by name and for 200,000 pods, unless `--disable-cluster-state-observability` is set.",
         ),
         (
             Source::Ec2,
@@ -58,6 +58,7 @@ fn metrics_page() -> String {
                 Kind::Counter => "counter",
                 Kind::Gauge => "gauge",
                 Kind::Histogram(_) => "histogram",
+                Kind::Summary => "summary",
             };
             let labels: Vec<String> =
                 metric.labels.iter().map(|(name, values)| format!("`{name}`: {}", cell(values))).collect();

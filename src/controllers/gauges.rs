@@ -11,7 +11,9 @@ use crate::controllers::disruption::metrics::preset;
 use crate::decisions::gauges::{Gauges, Series};
 use crate::decisions::staleness::Removal;
 use crate::model::time::UnixMillis;
+use crate::state::pod_progress::PodStage;
 use crate::sync::{heartbeat, lock};
+use crate::telemetry::controllers::ControllerMetrics;
 
 /// Often enough for scrapes, and as Karpenter.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -34,7 +36,7 @@ pub async fn run(ctx: Arc<Context>) {
 /// Sets the gauges, and removes series that were there `before` and are not any more. Returns what is there.
 fn pass(ctx: &Context, before: &Gauges, now: UnixMillis) -> Gauges {
     let (metrics, pools) = (&ctx.metrics, ctx.ready_pools());
-    let (gauges, nodes, waiting, ignored) = {
+    let (gauges, times, nodes, waiting, ignored) = {
         let state = ctx.cluster.read();
         let (holds, facts) = (ctx.derived.holds(&state, now), ctx.derived.facts(&state, &pools));
         let demand = ctx.derived.demand(&state, now);
@@ -42,9 +44,10 @@ fn pass(ctx: &Context, before: &Gauges, now: UnixMillis) -> Gauges {
         let ignored = unbound.filter(|pod| pod.entry.is_err() && pod.active()).count();
         let waiting = demand.pending.len() + demand.displaced.len();
         let nodes = state.nodes.len() + state.in_flight.len();
-        (Gauges::of(&state, &holds, &facts, now), nodes, waiting, ignored)
+        (Gauges::of(&state, &holds, &facts, now), state.pod_times.take(), nodes, waiting, ignored)
     };
     let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+    observe_pods(metrics, &times);
     metrics.state_nodes.with_label_values(&NONE).set(count(nodes));
     metrics.queue_depth.with_label_values(&[PROVISIONER, ""]).set(count(waiting));
     metrics.ignored_pods.with_label_values(&NONE).set(count(ignored));
@@ -66,6 +69,23 @@ fn pass(ctx: &Context, before: &Gauges, now: UnixMillis) -> Gauges {
     gauges
 }
 
+/// Observes what pods have come to.
+fn observe_pods(metrics: &ControllerMetrics, times: &[(PodStage, Duration)]) {
+    for (stage, time) in times {
+        let histogram = match stage {
+            PodStage::Startup => {
+                metrics.pods_startup_seconds.observe(&NONE, *time);
+                continue;
+            }
+            PodStage::Decision => &metrics.pods_decision_seconds,
+            PodStage::Bound => &metrics.pods_bound_seconds,
+            PodStage::PlannedToBound => &metrics.pods_planned_bound_seconds,
+            PodStage::PlannedToStartup => &metrics.pods_planned_startup_seconds,
+        };
+        histogram.with_label_values(&NONE).observe(time.as_secs_f64());
+    }
+}
+
 /// Sets the series of a gauge, and removes those that are not there any more.
 fn replace<const N: usize>(gauge: &GaugeVec, before: &Series<N>, now: &Series<N>) {
     for (labels, value) in now {
@@ -80,7 +100,6 @@ fn replace<const N: usize>(gauge: &GaugeVec, before: &Series<N>, now: &Series<N>
 #[cfg(test)]
 mod tests {
     use crate::telemetry::Metrics;
-    use crate::telemetry::controllers::ControllerMetrics;
     use crate::telemetry::metric::register;
     use crate::telemetry::registry;
 
@@ -94,6 +113,32 @@ mod tests {
         assert!(!shown());
         own.state_synced.with_label_values(&NONE).set(1);
         assert!(shown());
+    }
+
+    #[test]
+    fn the_times_of_pods_are_observed_by_stage() {
+        let metrics = Metrics::new();
+        let own = ControllerMetrics::new(metrics.registry()).unwrap();
+        let stages = [
+            PodStage::Decision,
+            PodStage::Bound,
+            PodStage::Startup,
+            PodStage::PlannedToBound,
+            PodStage::PlannedToStartup,
+        ];
+        let seconds = [1, 2, 3, 4, 5].map(Duration::from_secs);
+        observe_pods(&own, &std::iter::zip(stages, seconds).collect::<Vec<_>>());
+        let text = metrics.text().unwrap();
+        for (name, seconds) in [
+            ("scheduling_decision", 1),
+            ("bound", 2),
+            ("startup", 3),
+            ("provisioning_bound", 4),
+            ("provisioning_startup", 5),
+        ] {
+            let line = format!("karpenter_pods_{name}_duration_seconds_sum {seconds}");
+            assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
+        }
     }
 
     #[test]

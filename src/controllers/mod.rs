@@ -22,6 +22,7 @@ pub mod node_claim;
 pub mod node_class;
 pub mod node_pool;
 pub mod node_series;
+pub mod pod_series;
 pub mod provisioning;
 pub mod pure_parts;
 pub mod retry_policy;

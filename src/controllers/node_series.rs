@@ -49,7 +49,7 @@ static WELL_KNOWN: LazyLock<Vec<(&'static str, String)>> = LazyLock::new(|| {
 /// The series of all nodes, as text in parts.
 pub fn text(cluster: Arc<Cluster>) -> BoxStream<'static, Bytes> {
     let parts = async move {
-        let nodes = Arc::new(read(&cluster).await);
+        let nodes: Arc<Vec<(NodeUsage, String)>> = Arc::new(read(&cluster).await);
         let now = clock::now();
         let families = BY_RESOURCE.iter().map(Some).chain([None]);
         stream::iter(families).flat_map(move |family| family_text(family, Arc::clone(&nodes), now))
@@ -57,15 +57,19 @@ pub fn text(cluster: Arc<Cluster>) -> BoxStream<'static, Bytes> {
     stream::once(parts).flatten().boxed()
 }
 
-/// What nodes have and their pods use. Other tasks have their turn in between.
-async fn read(cluster: &Cluster) -> Vec<NodeUsage> {
+/// What nodes have and their pods use, with the labels of their series but for the resource. Other tasks have their turn in between.
+async fn read(cluster: &Cluster) -> Vec<(NodeUsage, String)> {
     let nodes: Vec<Arc<Node>> = cluster.read().nodes.values().take(MAX_NODES).cloned().collect();
     let mut out = Vec::with_capacity(nodes.len());
     for part in nodes.chunks(PART) {
-        {
+        let part: Vec<NodeUsage> = {
             let state = cluster.read();
-            out.extend(part.iter().map(|node| NodeUsage::of(&state, node)));
-        }
+            part.iter().map(|node| NodeUsage::of(&state, node)).collect()
+        };
+        out.extend(part.into_iter().map(|node| {
+            let labels = labels_of(&node);
+            (node, labels)
+        }));
         tokio::task::yield_now().await;
     }
     out
@@ -74,18 +78,18 @@ async fn read(cluster: &Cluster) -> Vec<NodeUsage> {
 /// The series of a metric by resource, or of the ages of the nodes.
 fn family_text(
     family: Option<&'static OfResources>,
-    nodes: Arc<Vec<NodeUsage>>,
+    nodes: Arc<Vec<(NodeUsage, String)>>,
     now: UnixMillis,
 ) -> BoxStream<'static, Bytes> {
     let metric = family.map_or(registry::NODES_LIFETIME, |(metric, _)| metric);
     let parts = (0..nodes.len()).step_by(PART).map(move |from| {
         let mut text = String::new();
-        for node in &nodes[from..nodes.len().min(from + PART)] {
+        for (node, labels) in &nodes[from..nodes.len().min(from + PART)] {
             if let Some((metric, of)) = family {
-                of_resources(&mut text, metric, node, of(node));
+                of_resources(&mut text, metric, labels, node, of(node));
             } else {
                 let age = now.saturating_since(node.node.created_at());
-                sample(&mut text, metric, &labels_of(node), age.as_secs_f64());
+                sample(&mut text, metric, labels, age.as_secs_f64());
             }
         }
         Bytes::from(text)
@@ -93,7 +97,6 @@ fn family_text(
     stream::iter(std::iter::once(Bytes::from(head(metric))).chain(parts)).boxed()
 }
 
-/// The labels of the series of a node, but for the resource.
 fn labels_of(usage: &NodeUsage) -> String {
     let mut out = String::new();
     label(&mut out, "node_name", &usage.node.name_any());
@@ -106,14 +109,13 @@ fn labels_of(usage: &NodeUsage) -> String {
     out
 }
 
-fn of_resources(text: &mut String, metric: &Metric, usage: &NodeUsage, amounts: &Resources) {
-    let labels = labels_of(usage);
+fn of_resources(text: &mut String, metric: &Metric, labels: &str, usage: &NodeUsage, amounts: &Resources) {
     let common = amounts.iter().take(COMMON).filter(|(name, amount)| *amount != 0 || *name != "ephemeral-storage");
     // A pod may name any extended resource, and what it names would be a label: only those of the node count.
     let has = |name: &str| usage.allocatable.get(name) != 0 || usage.overhead.get(name) != 0;
     let extended = amounts.iter().skip(COMMON).filter(|(name, _)| has(name));
     for (resource, amount) in common.chain(extended) {
-        let mut labels = labels.clone();
+        let mut labels = labels.to_owned();
         label(&mut labels, "resource_type", &resource_type(resource));
         sample(text, metric, &labels, in_units(resource, amount));
     }

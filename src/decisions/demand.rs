@@ -50,7 +50,7 @@ pub fn newer_than<'a>(
         pod.scheduling == Scheduling::Unattempted
             && !pod.daemon
             && !pod.mirror
-            && !pod.terminal
+            && pod.active()
             && pod.deleted_at.is_none()
             && pod.entry.is_ok()
             && !pod.first_seen.is_older_than(period, now)

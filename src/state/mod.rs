@@ -15,6 +15,7 @@ pub mod object_ext;
 pub mod plan_index;
 pub mod plan_record;
 pub mod pod_budgets;
+pub mod pod_progress;
 pub mod pod_waits;
 pub mod pods;
 pub mod protections;

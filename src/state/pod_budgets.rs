@@ -176,7 +176,7 @@ impl PodBudgets {
             let (first, second) = if first < second { (first, second) } else { (second, first) };
             return Some(EvictionBlock::Several(key(first), key(second)));
         }
-        let evicted = budget.allows || (budget.evicts_unhealthy && !pod.ready);
+        let evicted = budget.allows || (budget.evicts_unhealthy && !pod.is_ready());
         (!evicted).then(|| EvictionBlock::Exhausted(key(first)))
     }
 }

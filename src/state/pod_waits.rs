@@ -31,11 +31,12 @@ impl PodWait {
 }
 
 impl ClusterState {
-    /// Records that these pods were planned.
-    pub fn record_planned<'k>(&mut self, keys: impl IntoIterator<Item = &'k String>) {
+    /// Records that these pods were planned, and the plan written at `now`.
+    pub fn record_planned<'k>(&mut self, keys: impl IntoIterator<Item = &'k String>, now: UnixMillis) {
         for key in keys {
             if let Some(pod) = self.pods.get_mut(key) {
                 pod.is_planned_unattempted |= pod.scheduling == Scheduling::Unattempted;
+                pod.progress.planned_at.get_or_insert(now);
             }
         }
     }
@@ -78,9 +79,9 @@ mod tests {
         state.apply_pod(&objects::pod("rejected", &rejected), UnixMillis(1));
         let early = |state: &ClusterState| ["n/new", "n/rejected"].map(|key| state.pods[key].is_planned_unattempted);
         assert_eq!(early(&state), [false, false]);
-        state.record_planned(["n/new", "n/rejected", "n/gone"].map(String::from).iter());
+        state.record_planned(["n/new", "n/rejected", "n/gone"].map(String::from).iter(), UnixMillis(1));
         state.apply_pod(&objects::pod("new", &rejected), UnixMillis(2));
-        state.record_planned(["n/new".to_owned()].iter());
+        state.record_planned(["n/new".to_owned()].iter(), UnixMillis(2));
         assert_eq!(early(&state), [true, false]);
     }
 

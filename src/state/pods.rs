@@ -9,6 +9,7 @@ use crate::model::labels;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::planner::input::pod::PodEntry;
+use crate::state::pod_progress::PodProgress;
 use crate::state::protections::{is_invalid, protected_until};
 use crate::state::surge::Surge;
 
@@ -31,6 +32,45 @@ pub enum Scheduling {
     Bound,
 }
 
+/// `status.phase`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    #[default]
+    Pending,
+    Running,
+    Succeeded,
+    Failed,
+    Unknown,
+}
+
+impl Phase {
+    fn of(name: Option<&str>) -> Self {
+        match name {
+            None | Some("" | "Pending") => Self::Pending,
+            Some("Running") => Self::Running,
+            Some("Succeeded") => Self::Succeeded,
+            Some("Failed") => Self::Failed,
+            Some(_) => Self::Unknown,
+        }
+    }
+
+    /// The name in the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Running => "Running",
+            Self::Succeeded => "Succeeded",
+            Self::Failed => "Failed",
+            Self::Unknown => "Unknown",
+        }
+    }
+
+    /// Whether a pod in it has ended.
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+}
+
 /// A watched pod.
 #[derive(Clone, Debug)]
 pub struct PodRecord {
@@ -50,12 +90,13 @@ pub struct PodRecord {
     pub awaits_attempt: bool,
     /// A scheduler has rejected it as it is now, with every toleration; `false` where the API server does not record that (before 1.34).
     pub refused: bool,
-    /// Phase Succeeded or Failed.
-    pub terminal: bool,
+    pub phase: Phase,
     /// `metadata.deletionTimestamp`: the end of the pod's grace period.
     pub deleted_at: Option<UnixMillis>,
     /// Controlled by a DaemonSet.
     pub daemon: bool,
+    /// Path of its first owner, as Karpenter's metrics write it; `None` when it is too long.
+    pub owner: Option<Arc<str>>,
     /// Controlled by a StatefulSet, which creates a pod again under its name.
     pub keeps_name: bool,
     /// A static pod's mirror, or controlled by a Node.
@@ -78,8 +119,8 @@ pub struct PodRecord {
     pub grace_period: Duration,
     /// Resource version, if it is a number.
     pub version: Option<u64>,
-    /// The Ready condition is true.
-    pub ready: bool,
+    /// Since when the Ready condition is true.
+    pub ready_since: Option<UnixMillis>,
     /// Values of its tolerations of [`labels::PLANNED_TAINT`]: UIDs of the NodeClaims whose nodes admit it.
     pub admitted: Vec<Box<str>>,
     /// Has at least one toleration.
@@ -90,6 +131,10 @@ pub struct PodRecord {
     pub first_seen: UnixMillis,
     /// When this process first observed it as unschedulable.
     pub first_unschedulable: Option<UnixMillis>,
+    /// The epoch when it has no creation time.
+    pub created_at: UnixMillis,
+    /// How far this process has come with it.
+    pub progress: PodProgress,
     /// This process planned it before a scheduler attempted it.
     pub is_planned_unattempted: bool,
     /// This process launched a node for it.
@@ -105,6 +150,8 @@ const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
 /// Longer grace periods are clamped to this value, so that sums with points in time do not saturate.
 const MAX_GRACE_PERIOD: Duration = Duration::from_hours(8784);
+/// Longest path of an owner: its name, group and namespace have at most 253, 253 and 63 bytes, and seldom so many.
+const MAX_OWNER_BYTES: usize = 600;
 /// `terminationGracePeriodSeconds` of a pod that sets none.
 const DEFAULT_GRACE_SECONDS: i64 = 30;
 
@@ -120,9 +167,7 @@ impl PodRecord {
             status.and_then(|status| status.conditions.iter().flatten().find(|condition| condition.type_ == kind))
         };
         let since = |kind: &str| condition(kind)?.last_transition_time.as_ref().map(UnixMillis::from);
-        let terminal = status
-            .and_then(|status| status.phase.as_deref())
-            .is_some_and(|phase| phase == "Succeeded" || phase == "Failed");
+        let phase = Phase::of(status.and_then(|status| status.phase.as_deref()));
         let scheduling = if node.is_some() {
             Scheduling::Bound
         } else if spec.is_some_and(|spec| spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty())) {
@@ -175,9 +220,10 @@ impl PodRecord {
             refused: matches!(scheduling, Scheduling::Unschedulable { .. })
                 && attempted.is_some_and(|attempted| meta.generation.is_some_and(|present| attempted >= present)),
             scheduling,
-            terminal,
+            phase,
             deleted_at: meta.deletion_timestamp.as_ref().map(UnixMillis::from),
             daemon: owner.is_some_and(|owner| owner.kind == "DaemonSet"),
+            owner: owner_path(pod).map(Arc::from),
             keeps_name: owner.is_some_and(|owner| owner.kind == "StatefulSet"),
             mirror: annotation("kubernetes.io/config.mirror").is_some()
                 || owner.is_some_and(|owner| owner.kind == "Node"),
@@ -192,13 +238,17 @@ impl PodRecord {
             deletion_cost: annotation(labels::POD_DELETION_COST).and_then(|cost| cost.parse().ok()).unwrap_or(0),
             grace_period: Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(0)).min(MAX_GRACE_PERIOD),
             version: meta.resource_version.as_deref().and_then(|version| version.parse().ok()),
-            ready: condition("Ready").is_some_and(|condition| condition.status == "True"),
+            ready_since: condition("Ready")
+                .filter(|condition| condition.status == "True")
+                .map(|condition| condition.last_transition_time.as_ref().map(UnixMillis::from).unwrap_or_default()),
             admitted: admitted.filter_map(|toleration| toleration.value.as_deref().map(Box::from)).collect(),
             tolerates: tolerations().next().is_some(),
             // A pod that has ended is not ready since then.
-            last_event: since(if terminal { "Ready" } else { "PodScheduled" }),
+            last_event: since(if phase.is_final() { "Ready" } else { "PodScheduled" }),
             first_seen: UnixMillis::default(),
             first_unschedulable: None,
+            created_at: meta.creation_timestamp.as_ref().map(UnixMillis::from).unwrap_or_default(),
+            progress: PodProgress { is_starting: phase == Phase::Pending, ..PodProgress::default() },
             is_planned_unattempted: false,
             is_launched_for: false,
             was_unbound: node.is_none(),
@@ -209,6 +259,11 @@ impl PodRecord {
         }
     }
 
+    /// Whether the Ready condition is true.
+    pub fn is_ready(&self) -> bool {
+        self.ready_since.is_some()
+    }
+
     /// `namespace/name`.
     pub fn key(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
@@ -216,13 +271,13 @@ impl PodRecord {
 
     /// Whether the pod still uses its resources: not finished.
     pub fn active(&self) -> bool {
-        !self.terminal
+        !self.phase.is_final()
     }
 
     /// Whether the pod needs a new node: rejected by the scheduler, not leaving, and no DaemonSet's or static pod's.
     pub fn unschedulable(&self) -> bool {
         matches!(self.scheduling, Scheduling::Unschedulable { .. })
-            && !self.terminal
+            && self.active()
             && self.deleted_at.is_none()
             && !self.daemon
             && !self.mirror
@@ -231,7 +286,7 @@ impl PodRecord {
     /// Whether the pod needs another node if its node is removed: not finished, not deleting, and no DaemonSet's or static pod's. The successor of one that
     /// surges has its node.
     pub fn reschedulable(&self) -> bool {
-        !self.terminal && self.deleted_at.is_none() && !self.daemon && !self.mirror && !self.has_surged()
+        self.active() && self.deleted_at.is_none() && !self.daemon && !self.mirror && !self.has_surged()
     }
 
     /// Whether the pod left its ReplicaSet, which creates its successor.
@@ -247,7 +302,7 @@ impl PodRecord {
     /// Whether the pod is deleting and its controller creates it again under the same name (StatefulSet): its node is not empty
     /// until it is gone.
     pub fn recreated_in_place(&self) -> bool {
-        self.deleted_at.is_some() && !self.terminal && !self.daemon && !self.mirror
+        self.deleted_at.is_some() && self.active() && !self.daemon && !self.mirror
     }
 
     /// Whether a node is not empty because of the pod: it needs another node, or its successor will. One that surged may go back to its ReplicaSet.
@@ -257,8 +312,18 @@ impl PodRecord {
 
     /// Whether a drain waits for the pod: not finished, no static pod, and not tolerating the disruption taint.
     pub fn drainable(&self) -> bool {
-        !self.terminal && !self.mirror && !self.tolerates_disruption
+        self.active() && !self.mirror && !self.tolerates_disruption
     }
+}
+
+/// The path of the first owner of a pod, as Karpenter writes it. Owners name any kind: what is too long for a label is left out.
+fn owner_path(pod: &Pod) -> Option<String> {
+    let meta = &pod.metadata;
+    let owner = meta.owner_references.as_ref()?.first()?;
+    let namespace = meta.namespace.as_deref().unwrap_or_default();
+    let kind = owner.kind.to_lowercase();
+    let path = format!("/apis/{}/namespaces/{namespace}/{kind}s/{}", owner.api_version, owner.name);
+    (path.len() <= MAX_OWNER_BYTES).then_some(path)
 }
 
 #[cfg(test)]

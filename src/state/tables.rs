@@ -28,6 +28,7 @@ use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_index::PlanIndex;
 use crate::state::plan_record::PlanRecord;
 use crate::state::pod_budgets::PodBudgets;
+use crate::state::pod_progress::PodTimes;
 use crate::state::pods::{PodRecord, Scheduling};
 use crate::state::protections::{Protected, Protections, protection_ends};
 use crate::state::schedulers::Schedulers;
@@ -46,6 +47,7 @@ pub struct ClusterState {
     /// Keys of pods that left their ReplicaSets for a surge.
     pub surged: BTreeSet<String>,
     pub schedulers: Schedulers,
+    pub pod_times: PodTimes,
     /// When a pod was last bound to or removed from a node, by node. DaemonSet pods do not count.
     pub last_pod_event: HashMap<Arc<str>, UnixMillis>,
     /// Protections of pods, Nodes and NodeClaims by `karpenter.sh/do-not-disrupt` with a duration.
@@ -146,19 +148,22 @@ impl ClusterState {
         }
         record.is_planned_unattempted = old.is_some_and(|old| old.is_planned_unattempted);
         record.is_launched_for = old.is_some_and(|old| old.is_launched_for);
+        if let Some(old) = old {
+            record.progress = self.pod_times.follow(old, &record, now);
+        }
         record.do_not_disrupt = record.protected_until > now;
         record.was_unbound |= old.is_some_and(|old| old.was_unbound);
         let was_gated =
             |old: &&PodRecord| old.scheduling == Scheduling::Gated && record.scheduling != Scheduling::Gated;
         record.first_seen = old.filter(|old| !was_gated(old)).map_or(now, |old| old.first_seen);
         self.schedulers.observe(old, &record, now);
-        let gone = record.terminal || record.deleted_at.is_some();
-        let was_gone = old.is_some_and(|old| old.terminal || old.deleted_at.is_some());
+        let gone = !record.active() || record.deleted_at.is_some();
+        let was_gone = old.is_some_and(|old| !old.active() || old.deleted_at.is_some());
         let moved = old.and_then(|old| old.node.clone()) != record.node;
         let counts = !record.daemon && (moved || gone != was_gone);
         let (is_new, resized) = (old.is_none(), old.is_some_and(|old| !same_class(old, &record)));
         self.observed_at = now;
-        let end = |pod: &PodRecord| (pod.terminal, pod.deleted_at.is_some(), pod.has_surged());
+        let end = |pod: &PodRecord| (pod.active(), pod.deleted_at.is_some(), pod.has_surged());
         let owner = |pod: &PodRecord| pod.entry.as_ref().ok().and_then(|entry| entry.owner.clone());
         let adopted = old.is_some_and(|old| owner(old) != owner(&record));
         let admitted = old.is_some_and(|old| old.admitted != record.admitted);
@@ -179,6 +184,15 @@ impl ClusterState {
         if let Ok(entry) = &record.entry
             && let Some(owner) = &entry.owner
         {
+            // One text for all pods of an owner.
+            if let Some(sibling) = self
+                .pods_of(owner)
+                .next()
+                .and_then(|pod| pod.owner.as_ref())
+                .filter(|path| Some(*path) == record.owner.as_ref())
+            {
+                record.owner = Some(Arc::clone(sibling));
+            }
             self.pods_by_owner.entry(Arc::clone(owner)).or_default().insert(Arc::clone(&entry.key));
         }
         if record.has_surged() {
@@ -214,7 +228,7 @@ impl ClusterState {
         let old = self.pods.remove(key);
         self.deleted.record(old.as_ref().map(|old| old.uid.clone()));
         // A finished pod ended before.
-        let ends = |old: &PodRecord| !old.daemon && !old.terminal;
+        let ends = |old: &PodRecord| !old.daemon && old.active();
         let Some((ends, node)) = old.and_then(|old| Some((ends(&old), old.node?))) else { return };
         if !self.nodes.contains_key(&*node) {
             if !self.pods_by_node.contains_key(&node) {

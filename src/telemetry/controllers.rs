@@ -4,6 +4,7 @@ use prometheus::{GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, I
 
 use crate::telemetry::metric::register;
 use crate::telemetry::registry as declared;
+use crate::telemetry::summary::SummaryVec;
 
 /// Metrics of the reconcilers; [`declared`] describes each metric and its labels.
 #[derive(Clone, Debug)]
@@ -48,6 +49,13 @@ pub struct ControllerMetrics {
     pub nodes_terminated: IntCounterVec,
     pub nodes_drained: IntCounterVec,
     pub nodes_lifetime_seconds: HistogramVec,
+    pub nodes_termination_seconds: SummaryVec,
+    pub pods_decision_seconds: HistogramVec,
+    pub pods_bound_seconds: HistogramVec,
+    pub pods_startup_seconds: SummaryVec,
+    pub pods_planned_bound_seconds: HistogramVec,
+    pub pods_planned_startup_seconds: HistogramVec,
+    pub pods_disrupted: IntCounterVec,
     pub steps_panicked: IntCounter,
     pub nominations: IntCounter,
     pub holds_ended: IntCounterVec,
@@ -115,6 +123,13 @@ impl ControllerMetrics {
             nodes_terminated: register(registry, declared::NODES_TERMINATED.counters())?,
             nodes_drained: register(registry, declared::NODES_DRAINED.counters())?,
             nodes_lifetime_seconds: register(registry, declared::NODES_LIFETIME_SECONDS.histograms())?,
+            nodes_termination_seconds: register(registry, declared::NODES_TERMINATION_SECONDS.summaries())?,
+            pods_decision_seconds: register(registry, declared::PODS_DECISION_SECONDS.histograms())?,
+            pods_bound_seconds: register(registry, declared::PODS_BOUND_SECONDS.histograms())?,
+            pods_startup_seconds: register(registry, declared::PODS_STARTUP_SECONDS.summaries())?,
+            pods_planned_bound_seconds: register(registry, declared::PODS_PLANNED_BOUND_SECONDS.histograms())?,
+            pods_planned_startup_seconds: register(registry, declared::PODS_PLANNED_STARTUP_SECONDS.histograms())?,
+            pods_disrupted: register(registry, declared::PODS_DISRUPTED.counters())?,
             nominations: register(registry, declared::NOMINATIONS.counter())?,
             holds_ended: register(registry, declared::HOLDS_ENDED.counters())?,
             pods_planned_unattempted: register(registry, declared::PODS_PLANNED_UNATTEMPTED.counters())?,

@@ -1,9 +1,13 @@
 //! The declaration of a metric, and the collectors that are made from it.
 
-use prometheus::core::Collector;
+use std::collections::HashMap;
+
+use prometheus::core::{Collector, Desc};
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
+
+use crate::telemetry::summary::SummaryVec;
 
 /// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,6 +18,8 @@ pub enum Kind {
     Gauge,
     /// Observations in these buckets.
     Histogram(&'static [f64]),
+    /// Quantiles of observations.
+    Summary,
 }
 
 /// Which replica populates a metric.
@@ -23,8 +29,8 @@ pub enum Source {
     Serving,
     /// The leader.
     Leader,
-    /// The leader: series for each node, which no collector keeps.
-    Nodes,
+    /// The leader: series for each node or pod, which no collector keeps.
+    Objects,
     /// The leader, with `--cloud ec2`; names and labels of Karpenter's AWS provider.
     Ec2,
 }
@@ -107,6 +113,12 @@ impl Metric {
     /// A histogram without labels.
     pub fn histogram(&self) -> Histogram {
         self.made(Histogram::with_opts(self.buckets()))
+    }
+
+    /// Summaries by label, or one without labels.
+    pub fn summaries(&self) -> SummaryVec {
+        let names = self.names().into_iter().map(str::to_owned).collect();
+        SummaryVec::new(self.made(Desc::new(self.name.to_owned(), self.help.to_owned(), names, HashMap::new())))
     }
 
     /// Histograms by label.

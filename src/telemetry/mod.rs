@@ -6,5 +6,6 @@ pub mod metric;
 pub mod metrics;
 pub mod registry;
 pub mod series;
+pub mod summary;
 
 pub use crate::telemetry::metrics::Metrics;

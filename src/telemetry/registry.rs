@@ -2,7 +2,7 @@
 //! their collectors from it, and `docs/reference/metrics.md` is rendered from it.
 //!
 //! Names start with `stowage_`, those of metrics of Karpenter with `karpenter_`; some are published under both prefixes ([`MetricNames`]). Labels take few
-//! values: verbs, codes, rules and reasons, never names of pods or nodes, but for the series of nodes ([`Source::Nodes`]).
+//! values: verbs, codes, rules and reasons, never names of pods or nodes, but for the series of these ([`Source::Objects`]).
 
 use crate::telemetry::metric::{Kind, Metric, MetricNames, Source};
 
@@ -204,6 +204,20 @@ metrics! {
         "Nodes that were drained, by NodePool.";
     NODES_LIFETIME_SECONDS = karpenter "nodes_lifetime_duration_seconds", Kind::Histogram(LIFETIME_SECONDS), Leader, ["nodepool": "name of the NodePool"],
         "Seconds from the creation of a Node to the end of its instance.";
+    NODES_TERMINATION_SECONDS = karpenter "nodes_termination_duration_seconds", Kind::Summary, Leader, ["nodepool": "name of the NodePool"],
+        "Seconds from the deletion of a Node to the removal of its finalizer; the quantiles 0, 0.5, 0.9, 0.99 and 1 are of the last ten minutes.";
+    PODS_DECISION_SECONDS = karpenter "pods_scheduling_decision_duration_seconds", Kind::Histogram(DURATIONS), Leader, [],
+        "Seconds from the first rejection of a pod by the scheduler to the first plan that decides on it.";
+    PODS_BOUND_SECONDS = karpenter "pods_bound_duration_seconds", Kind::Histogram(DURATIONS), Leader, [],
+        "Seconds from the creation of a pod until it was bound.";
+    PODS_STARTUP_SECONDS = karpenter "pods_startup_duration_seconds", Kind::Summary, Leader, [],
+        "Seconds from the creation of a pod until it was ready; quantiles as above.";
+    PODS_PLANNED_BOUND_SECONDS = karpenter "pods_provisioning_bound_duration_seconds", Kind::Histogram(DURATIONS), Leader, [],
+        "Seconds from the first plan that has a node for a pod until the pod was bound.";
+    PODS_PLANNED_STARTUP_SECONDS = karpenter "pods_provisioning_startup_duration_seconds", Kind::Histogram(DURATIONS), Leader, [],
+        "Seconds from that plan until the pod was ready.";
+    PODS_DISRUPTED = karpenter "pods_disruption_initiated_total", Kind::Counter, Leader, ["reason": "as of `karpenter_nodeclaims_disrupted_total`", "nodepool": "as above", "capacity_type": "as above", "consolidation_policy": "as above", "termination_mode": "as above"],
+        "Pods that need another node, on the nodes of disrupted NodeClaims.";
     STEPS_PANICKED = "lifecycle_step_panics_total", Kind::Counter, Leader, [],
         "Steps of a NodeClaim's lifecycle that panicked, which is a defect. The step is retried after 30 s; other NodeClaims are not affected.";
     NOMINATIONS = "nominations_total", Kind::Counter, Leader, [],
@@ -264,20 +278,32 @@ metrics! {
         ],
         "Messages of the interruption queue that had no effect since they are not confirmed: forged messages, unless the reason is `too_many`.";
 
-    NODES_ALLOCATABLE = karpenter "nodes_allocatable", Kind::Gauge, Nodes, ["resource_type": "resource in snake case, such as `cpu`", "node_name": "name of the Node", "managed": "whether it has a NodeClaim: `true`, `false`", "nodepool": "name of the NodePool", "…": "`phase`, and the other well-known labels of the Node in snake case, such as `zone`, `instance_type`, `arch`, `capacity_type`; without a value they are left out"],
+    NODES_ALLOCATABLE = karpenter "nodes_allocatable", Kind::Gauge, Objects, ["resource_type": "resource in snake case, such as `cpu`", "node_name": "name of the Node", "managed": "whether it has a NodeClaim: `true`, `false`", "nodepool": "name of the NodePool", "…": "`phase`, and the other well-known labels of the Node in snake case, such as `zone`, `instance_type`, `arch`, `capacity_type`; without a value they are left out"],
         "What a node has allocatable; CPU in cores.";
-    NODES_POD_REQUESTS = karpenter "nodes_total_pod_requests", Kind::Gauge, Nodes, ["…": "as above"],
+    NODES_POD_REQUESTS = karpenter "nodes_total_pod_requests", Kind::Gauge, Objects, ["…": "as above"],
         "What the pods on a node request, those of DaemonSets included; CPU in cores.";
-    NODES_POD_LIMITS = karpenter "nodes_total_pod_limits", Kind::Gauge, Nodes, ["…": "as above"],
+    NODES_POD_LIMITS = karpenter "nodes_total_pod_limits", Kind::Gauge, Objects, ["…": "as above"],
         "Limits of the pods on a node, those of DaemonSets included; CPU in cores.";
-    NODES_DAEMON_REQUESTS = karpenter "nodes_total_daemon_requests", Kind::Gauge, Nodes, ["…": "as above"],
+    NODES_DAEMON_REQUESTS = karpenter "nodes_total_daemon_requests", Kind::Gauge, Objects, ["…": "as above"],
         "What the pods of DaemonSets on a node request; CPU in cores.";
-    NODES_DAEMON_LIMITS = karpenter "nodes_total_daemon_limits", Kind::Gauge, Nodes, ["…": "as above"],
+    NODES_DAEMON_LIMITS = karpenter "nodes_total_daemon_limits", Kind::Gauge, Objects, ["…": "as above"],
         "Limits of the pods of DaemonSets on a node; CPU in cores.";
-    NODES_OVERHEAD = karpenter "nodes_system_overhead", Kind::Gauge, Nodes, ["…": "as above"],
+    NODES_OVERHEAD = karpenter "nodes_system_overhead", Kind::Gauge, Objects, ["…": "as above"],
         "Capacity of a node less what is allocatable; CPU in cores.";
-    NODES_LIFETIME = karpenter "nodes_current_lifetime_seconds", Kind::Gauge, Nodes, ["…": "as above, without `resource_type`"],
+    NODES_LIFETIME = karpenter "nodes_current_lifetime_seconds", Kind::Gauge, Objects, ["…": "as above, without `resource_type`"],
         "Age of a node, in seconds.";
+    PODS_STATE = karpenter "pods_state", Kind::Gauge, Objects, ["name": "name of the pod", "namespace": "its namespace", "owner": "path of its first owner", "node": "name of its node", "scheduled": "whether it has one: `true`, `false`", "phase": "`Pending`, `Running`, `Succeeded`, `Failed`, `Unknown`", "ready": "`true`, `false`", "managed": "whether its node has a NodePool: `true`, `false`", "…": "`nodepool`, `zone`, `arch`, `capacity_type`, `instance_type` of its node; without a value they are left out"],
+        "Always 1.";
+    PODS_UNBOUND = karpenter "pods_unbound_time_seconds", Kind::Gauge, Objects, ["name": "name of the pod", "namespace": "its namespace"],
+        "Seconds since the creation of a pod that has no node.";
+    PODS_UNSTARTED = karpenter "pods_unstarted_time_seconds", Kind::Gauge, Objects, ["…": "as above"],
+        "Seconds since the creation of a pod that was observed pending and is not ready so far.";
+    PODS_PLANNED_UNBOUND = karpenter "pods_provisioning_unbound_time_seconds", Kind::Gauge, Objects, ["…": "as above"],
+        "Seconds since the first plan that has a node for a pod, while the pod has none. The leader remembers the plan; another one does not know it.";
+    PODS_PLANNED_UNSTARTED = karpenter "pods_provisioning_unstarted_time_seconds", Kind::Gauge, Objects, ["…": "as above"],
+        "Seconds since that plan, while the pod is not ready.";
+    PODS_UNDECIDED = karpenter "pods_provisioning_scheduling_undecided_time_seconds", Kind::Gauge, Objects, ["…": "as above"],
+        "Seconds since the scheduler rejected a pod, until a plan decides on it.";
 
     CLOUD_DURATION = both "cloudprovider_duration_seconds", Kind::Histogram(CLOUD_SECONDS), Ec2, [
             "controller": "`nodeclaim.lifecycle`, `nodeclaim.garbagecollection`: Karpenter's names of what makes the call",
@@ -451,12 +477,13 @@ mod tests {
         let registry = metrics.registry();
         ControllerMetrics::new(registry).unwrap();
         CloudMetrics::new().register(registry, |_| {}).unwrap();
-        // No collector keeps the series of nodes.
-        for metric in ALL.iter().filter(|metric| metric.source != Source::Nodes) {
+        // No collector keeps the series of nodes and pods.
+        for metric in ALL.iter().filter(|metric| metric.source != Source::Objects) {
             let again: Box<dyn Collector> = match metric.kind {
                 Kind::Counter => Box::new(metric.counters()),
                 Kind::Gauge => Box::new(metric.gauges()),
                 Kind::Histogram(_) => Box::new(metric.histograms()),
+                Kind::Summary => Box::new(metric.summaries()),
             };
             let Err(refused) = registry.register(again) else {
                 panic!("{} has no collector: create it in metrics.rs, controllers.rs or cloud.rs", metric.name)

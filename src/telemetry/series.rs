@@ -16,14 +16,11 @@ pub fn label(labels: &mut String, name: &str, value: &str) {
         return;
     }
     let separator = if labels.is_empty() { "" } else { "," };
-    let _ = write!(labels, "{separator}{name}=\"");
-    for c in value.chars() {
-        match c {
-            '\\' => labels.push_str("\\\\"),
-            '"' => labels.push_str("\\\""),
-            '\n' => labels.push_str("\\n"),
-            c => labels.push(c),
-        }
+    labels.extend([separator, name, "=\""]);
+    if value.bytes().any(|byte| matches!(byte, b'\\' | b'"' | b'\n')) {
+        labels.push_str(&value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"));
+    } else {
+        labels.push_str(value);
     }
     labels.push('"');
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use prometheus::IntCounterVec;
 use tokio::task::JoinSet;
 
@@ -27,7 +28,7 @@ use crate::controllers::node_pool::{status, zonal_shift};
 use crate::controllers::provisioning::{pod_events, provisioner};
 use crate::controllers::static_pools::scale;
 use crate::controllers::supervise::supervised;
-use crate::controllers::{Context, cloud_sync, emergency_stop, gauges, node_series, unsupported_kinds};
+use crate::controllers::{Context, cloud_sync, emergency_stop, gauges, node_series, pod_series, unsupported_kinds};
 use crate::decisions::provisioning::batch_window::BatchLimits;
 use crate::model::pause;
 use crate::server::AppState;
@@ -60,7 +61,7 @@ pub(crate) fn lead(
 ) -> impl Future<Output = anyhow::Result<()>> + Send + 'static {
     let made = cloud(args);
     let unknown_gates = args.aws.unknown_gates().join(",");
-    let has_node_series = !args.disable_cluster_state_observability;
+    let has_object_series = !args.disable_cluster_state_observability;
     let services = !args.plan.scheduler_config.is_empty();
     let settings = Settings {
         placement: args.placement,
@@ -105,9 +106,11 @@ pub(crate) fn lead(
         let Some(cloud) = started else { return Ok(()) };
         let ctx = Arc::new(Context::new(client, evictions, cluster, derived, cloud, settings, metrics));
         debug.set_leader(&ctx);
-        if has_node_series {
+        if has_object_series {
             let cluster = Arc::clone(&ctx.cluster);
-            state.series.set_source(move || node_series::text(Arc::clone(&cluster)));
+            state.series.set_source(move || {
+                node_series::text(Arc::clone(&cluster)).chain(pod_series::text(Arc::clone(&cluster))).boxed()
+            });
         }
         let mut loops =
             Loops { tasks, ctx, heartbeats: state.heartbeats.clone(), panics: state.metrics.loop_panics.clone() };

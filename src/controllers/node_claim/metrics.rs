@@ -39,6 +39,9 @@ pub fn count_terminated_node(ctx: &Context, node: &Node, now: UnixMillis) {
     ctx.metrics.nodes_terminated.with_label_values(&[&pool, &zone]).inc();
     let lifetime = now.saturating_since(node.created_at());
     ctx.metrics.nodes_lifetime_seconds.with_label_values(&[&pool]).observe(lifetime.as_secs_f64());
+    if let Some(begin) = node.deleted_at() {
+        ctx.metrics.nodes_termination_seconds.observe(&[&pool], now.saturating_since(begin));
+    }
 }
 
 /// Counts a claim whose instance is gone, or that had none.
@@ -61,10 +64,17 @@ pub fn count_pods_drained(ctx: &Context, claim: &NodeClaim, pods: usize) {
     ctx.metrics.pods_drained.with_label_values(&[reason]).inc_by(u64::try_from(pods).unwrap_or(u64::MAX));
 }
 
-/// Counts a disrupted claim.
+/// Counts a disrupted claim, and the pods that need another node because of that.
 pub fn count_disrupted(ctx: &Context, claim: &NodeClaim, reason: DisruptionReason) {
-    let pool = claim.node_pool().and_then(|pool| ctx.cluster.read().pools.get(pool).cloned());
-    ctx.metrics.claims_disrupted.with_label_values(&disrupted(claim, pool.as_deref(), reason)).inc();
+    let (pool, pods) = {
+        let state = ctx.cluster.read();
+        let pool = claim.node_pool().and_then(|pool| state.pools.get(pool).cloned());
+        let node = state.node_of(claim).map(|node| node.name_any());
+        (pool, node.map_or(0, |node| state.pods_on(&node).filter(|pod| pod.reschedulable()).count()))
+    };
+    let labels = disrupted(claim, pool.as_deref(), reason);
+    ctx.metrics.claims_disrupted.with_label_values(&labels).inc();
+    ctx.metrics.pods_disrupted.with_label_values(&labels).inc_by(u64::try_from(pods).unwrap_or(u64::MAX));
 }
 
 /// Counts a claim whose Node had this unhealthy condition.
@@ -123,6 +133,7 @@ mod tests {
     use std::sync::Arc;
 
     use prometheus::IntCounterVec;
+    use prometheus::core::Collector;
     use serde_json::json;
 
     use super::*;
@@ -202,7 +213,10 @@ mod tests {
             "c",
             &json!({"metadata": {"labels": zoned, "annotations": marked, "deletionTimestamp": at(100)}, "status": {"conditions": [condition]}}),
         );
-        let node = objects::node("n", &json!({"metadata": {"labels": zoned, "creationTimestamp": at(40)}}));
+        let node = objects::node(
+            "n",
+            &json!({"metadata": {"labels": zoned, "creationTimestamp": at(40), "deletionTimestamp": at(110)}}),
+        );
         let bare = claim(None, &json!({}));
         let now = UnixMillis(150_000);
         count_registered(&ctx, &ended);
@@ -229,6 +243,38 @@ mod tests {
             let of_pool = seconds.with_label_values(&["p"]);
             assert_eq!((of_pool.get_sample_count(), of_pool.get_sample_sum().round()), (1, expected));
         }
+        let terminations = metrics.nodes_termination_seconds.collect();
+        let summary = terminations[0].get_metric()[0].get_summary();
+        assert_eq!((summary.sample_count(), summary.sample_sum().round()), (1, 40.0));
+    }
+
+    #[tokio::test]
+    async fn the_pods_of_a_disrupted_claim_that_need_another_node_are_counted() {
+        let ctx = FakeApi::default().context(Arc::new(FakeCloud::default()), PlacementMode::Extender);
+        let claim = objects::claim(
+            "c",
+            &json!({"metadata": {"labels": {(labels::NODE_POOL): "p"}}, "status": objects::launched("i-1", &[])}),
+        );
+        let owner =
+            json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]);
+        ctx.cluster.update(|state| {
+            state.apply_claim(claim.clone());
+            state.apply_node(objects::node("n1", &json!({"spec": {"providerID": "aws:///z/i-1"}})));
+            for (name, patch) in [
+                ("a", json!({})),
+                ("b", json!({})),
+                ("daemon", json!({"metadata": {"ownerReferences": owner}})),
+                ("done", json!({"status": {"phase": "Succeeded"}})),
+            ] {
+                let mut pod = objects::pod(name, &patch);
+                pod.spec.as_mut().unwrap().node_name = Some("n1".into());
+                state.apply_pod(&pod, UnixMillis(1));
+            }
+        });
+        count_disrupted(&ctx, &claim, DisruptionReason::Drifted);
+        let labels = ["drifted", "p", "", "", "graceful"];
+        assert_eq!(ctx.metrics.claims_disrupted.with_label_values(&labels).get(), 1);
+        assert_eq!(ctx.metrics.pods_disrupted.with_label_values(&labels).get(), 2);
     }
 
     #[test]

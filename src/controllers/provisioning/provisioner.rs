@@ -171,7 +171,12 @@ async fn provision_snapshot(
         let writer = PlanWriter { ctx, pools, snapshot, plan, of_move: None, reason: None };
         let mut written = writer.write(queue.first_seen()).await;
         served.append(&mut written.served);
-        ctx.cluster.update(|state| state.record_planned(&served));
+        let now = clock::now();
+        ctx.cluster.update(|state| {
+            let decided = problem.pods.iter().map(|pod| &*pod.key).filter(|key| !later.contains(*key));
+            state.record_decided(decided, now);
+            state.record_planned(&served, now);
+        });
         let rejected = Rejected { snapshot, plan, rejections: &written.rejected };
         served.extend(serve_rejected(ctx, planner, pools, rejected, &mut trials_left, queue.first_seen()).await);
     }

@@ -68,7 +68,7 @@ fn leaving(state: &ClusterState, pod: &PodRecord) -> Option<Surging> {
 /// How many pods that belong to a ReplicaSet are ready.
 fn ready_pods(state: &ClusterState, namespace: &str, uid: &str) -> usize {
     let belongs = |pod: &&PodRecord| pod.namespace == namespace && !pod.has_surged();
-    state.pods_of(uid).filter(belongs).filter(|pod| pod.ready && pod.active() && pod.deleted_at.is_none()).count()
+    state.pods_of(uid).filter(belongs).filter(|pod| pod.is_ready() && pod.active() && pod.deleted_at.is_none()).count()
 }
 
 /// Whether the pod left its ReplicaSet and still runs.
