@@ -13,8 +13,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stowage::parts::{
     Cluster, ClusterState, DerivedState, FilterArgs, Hold, Millicores, NodeRoom, PART_NAMES, PureParts, ReadyPool,
-    Resources, Settings, SnapshotRequest, SpotPricing, UnixMillis, View, ViewInput, embedded, filter, node_series,
-    pod_series, prioritize,
+    Resources, Settings, SnapshotRequest, SpotPricing, UnixMillis, View, ViewInput, condition_series, embedded, filter,
+    node_series, pod_series, prioritize,
 };
 
 const PODS_PER_NODE: usize = 10;
@@ -52,10 +52,17 @@ fn labels(at: usize) -> Value {
 
 fn node(at: usize, version: usize) -> Node {
     let size = json!({"cpu": "3920m", "memory": "14Gi", "pods": "58", "ephemeral-storage": "17Gi"});
+    let condition = |kind: &str, status: &str, reason: &str| json!({"type": kind, "status": status, "reason": reason, "lastTransitionTime": READY});
+    let conditions = [
+        condition("MemoryPressure", "False", "KubeletHasSufficientMemory"),
+        condition("DiskPressure", "False", "KubeletHasNoDiskPressure"),
+        condition("PIDPressure", "False", "KubeletHasSufficientPID"),
+        condition("Ready", "True", "KubeletReady"),
+    ];
     read(json!({
         "metadata": {"name": format!("node-{at}"), "uid": format!("n-{at}"), "labels": labels(at), "resourceVersion": version.to_string()},
         "spec": {"providerID": format!("aws:///us-east-1a/i-{at}")},
-        "status": {"allocatable": size, "capacity": size, "conditions": [{"type": "Ready", "status": "True"}]},
+        "status": {"allocatable": size, "capacity": size, "conditions": conditions},
     }))
 }
 
@@ -65,7 +72,10 @@ fn cluster(nodes: usize) -> ClusterState {
         state.apply_pool(read(pool(at)));
     }
     let condition = |kind: &str| json!({"type": kind, "status": "True", "reason": kind, "message": "", "lastTransitionTime": READY});
-    let conditions: Vec<Value> = ["Launched", "Registered", "Initialized", "Ready"].map(condition).into();
+    let conditions: Vec<Value> =
+        ["Launched", "Registered", "Initialized", "Ready", "Consolidatable", "ConsistentStateFound"]
+            .map(condition)
+            .into();
     for at in 0..nodes {
         state.apply_node(node(at, 1));
         let size = json!({"cpu": "3920m", "memory": "14Gi", "pods": "58", "ephemeral-storage": "17Gi"});
@@ -255,14 +265,15 @@ fn main() {
     scrape(state);
 }
 
-/// A scrape of the series of all nodes and pods, part by part, as a client that reads at once gets it.
+/// A scrape of the series of all nodes, pods and conditions, part by part, as a client that reads at once gets it.
 fn scrape(state: ClusterState) {
     let cluster = Arc::new(Cluster::new(state));
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let (before, clock) = (resident(), Instant::now());
     let (mut bytes, mut first, mut longest, mut most) = (0, 0.0, 0.0_f64, 0);
     runtime.block_on(async {
-        let mut parts = node_series(Arc::clone(&cluster)).chain(pod_series(Arc::clone(&cluster)));
+        let mut parts =
+            node_series(Arc::clone(&cluster)).chain(pod_series(Arc::clone(&cluster))).chain(condition_series(&cluster));
         let mut begin = Instant::now();
         while let Some(part) = parts.next().await {
             let took = begin.elapsed().as_secs_f64() * 1e3;
@@ -277,7 +288,7 @@ fn scrape(state: ClusterState) {
         }
     });
     let seconds = clock.elapsed().as_secs_f64();
-    println!("\n| scrape of the series of nodes and pods | {seconds:.2} s, {} MiB of text |", bytes >> 20);
+    println!("\n| scrape of the series of nodes, pods and conditions | {seconds:.2} s, {} MiB of text |", bytes >> 20);
     println!("|---|---|");
     println!("| of that: reading the nodes; the longest of the other parts | {first:.0} ms; {longest:.1} ms |");
     println!("| resident memory meanwhile | {} MiB |", most.saturating_sub(before));

@@ -38,6 +38,7 @@ mod webhook;
 pub mod parts {
     pub use crate::clock::now;
     pub use crate::cloud::catalog::{SpotPricing, embedded};
+    pub use crate::controllers::condition_metrics::text as condition_series;
     pub use crate::controllers::derived_state::DerivedState;
     pub use crate::controllers::node_series::text as node_series;
     pub use crate::controllers::pod_series::text as pod_series;

@@ -3,6 +3,7 @@
 
 pub mod caps;
 pub mod cloud_sync;
+pub mod condition_metrics;
 pub mod condition_writer;
 pub mod confirmed_drains;
 pub mod context;

@@ -2,6 +2,7 @@
 
 use prometheus::{GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry};
 
+use crate::telemetry::conditions::ConditionMetrics;
 use crate::telemetry::metric::register;
 use crate::telemetry::registry as declared;
 use crate::telemetry::summary::SummaryVec;
@@ -56,6 +57,10 @@ pub struct ControllerMetrics {
     pub pods_planned_bound_seconds: HistogramVec,
     pub pods_planned_startup_seconds: HistogramVec,
     pub pods_disrupted: IntCounterVec,
+    pub claim_conditions: ConditionMetrics,
+    pub pool_conditions: ConditionMetrics,
+    pub node_conditions: ConditionMetrics,
+    pub class_conditions: ConditionMetrics,
     pub steps_panicked: IntCounter,
     pub nominations: IntCounter,
     pub holds_ended: IntCounterVec,
@@ -129,6 +134,30 @@ impl ControllerMetrics {
             pods_startup_seconds: register(registry, declared::PODS_STARTUP_SECONDS.summaries())?,
             pods_planned_bound_seconds: register(registry, declared::PODS_PLANNED_BOUND_SECONDS.histograms())?,
             pods_planned_startup_seconds: register(registry, declared::PODS_PLANNED_STARTUP_SECONDS.histograms())?,
+            claim_conditions: ConditionMetrics::new(
+                registry,
+                declared::CLAIM_TRANSITIONS,
+                declared::CLAIM_TRANSITION_SECONDS,
+                declared::CLAIM_TERMINATION_SECONDS,
+            )?,
+            pool_conditions: ConditionMetrics::new(
+                registry,
+                declared::POOL_TRANSITIONS,
+                declared::POOL_TRANSITION_SECONDS,
+                declared::POOL_TERMINATION_SECONDS,
+            )?,
+            node_conditions: ConditionMetrics::new(
+                registry,
+                declared::NODE_TRANSITIONS,
+                declared::NODE_TRANSITION_SECONDS,
+                declared::NODE_TERMINATION_SECONDS,
+            )?,
+            class_conditions: ConditionMetrics::new(
+                registry,
+                declared::CLASS_TRANSITIONS,
+                declared::CLASS_TRANSITION_SECONDS,
+                declared::CLASS_TERMINATION_SECONDS,
+            )?,
             pods_disrupted: register(registry, declared::PODS_DISRUPTED.counters())?,
             nominations: register(registry, declared::NOMINATIONS.counter())?,
             holds_ended: register(registry, declared::HOLDS_ENDED.counters())?,

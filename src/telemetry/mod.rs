@@ -1,6 +1,8 @@
 //! Metrics: their registry, and the structs that hold the collectors. Imports nothing of the crate but `sync`.
 
+pub mod buckets;
 pub mod cloud;
+pub mod conditions;
 pub mod controllers;
 pub mod metric;
 pub mod metrics;

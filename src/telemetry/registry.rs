@@ -1,60 +1,14 @@
 //! The registry of metrics: every metric is declared here once, with its type, labels and help text. The structs of this folder create
 //! their collectors from it, and `docs/reference/metrics.md` is rendered from it.
 //!
-//! Names start with `stowage_`, those of metrics of Karpenter with `karpenter_`; some are published under both prefixes ([`MetricNames`]). Labels take few
+//! Names start with `stowage_`, those of metrics of Karpenter with `karpenter_` or, of conditions, `operator_`; some are published under both prefixes ([`MetricNames`]). Labels take few
 //! values: verbs, codes, rules and reasons, never names of pods or nodes, but for the series of these ([`Source::Objects`]).
 
+use crate::telemetry::buckets::{
+    BATCH_SIZES, CLOUD_SECONDS, CONDITION_SECONDS, DURATIONS, LIFETIME_SECONDS, RECONCILER_SECONDS, SCORES,
+    STANDARD_SECONDS, TERMINATION_SECONDS, VERDICT_SECONDS,
+};
 use crate::telemetry::metric::{Kind, Metric, MetricNames, Source};
-
-/// Buckets of a verdict's duration in seconds; the goal is 1 ms with 5,000 node names.
-const VERDICT_SECONDS: &[f64] =
-    &[0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
-/// Buckets of the reconcilers' durations in seconds.
-const RECONCILER_SECONDS: &[f64] = &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-/// Buckets of the scores of moves, the same as in Karpenter.
-const SCORES: &[f64] = &[0.1, 0.25, 0.33, 0.5, 1.0, 2.0, 5.0, 10.0];
-/// Buckets of terminations in seconds, the same as in Karpenter: 2^n.
-const TERMINATION_SECONDS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1_024.0, 2_048.0];
-/// Buckets of lifetimes in seconds, the same as in Karpenter: from 15 minutes to 30 days.
-const LIFETIME_SECONDS: &[f64] = &[
-    900.0,
-    1_800.0,
-    2_700.0,
-    3_600.0,
-    7_200.0,
-    14_400.0,
-    21_600.0,
-    28_800.0,
-    36_000.0,
-    43_200.0,
-    57_600.0,
-    72_000.0,
-    86_400.0,
-    172_800.0,
-    259_200.0,
-    432_000.0,
-    864_000.0,
-    1_296_000.0,
-    1_728_000.0,
-    2_160_000.0,
-    2_592_000.0,
-];
-/// Buckets of durations in seconds that Karpenter uses where it has no others.
-const DURATIONS: &[f64] = &[
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5,
-    1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 120.0,
-    150.0, 300.0, 450.0, 600.0,
-];
-/// Buckets of AWS calls in seconds, the same as in Karpenter's AWS provider.
-const CLOUD_SECONDS: &[f64] = &[
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0,
-    60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
-];
-/// Buckets of batch sizes, the same as in Karpenter's AWS provider.
-const BATCH_SIZES: &[f64] = &[
-    1.0, 2.0, 4.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0, 125.0, 150.0, 175.0,
-    200.0, 225.0, 250.0, 275.0, 300.0, 350.0, 400.0, 450.0, 500.0, 550.0, 600.0, 700.0, 800.0, 900.0, 1000.0,
-];
 
 /// The name of a metric, and Karpenter's if it has both.
 macro_rules! names {
@@ -66,6 +20,9 @@ macro_rules! names {
     };
     (karpenter $name:literal) => {
         (concat!("karpenter_", $name), None::<&str>)
+    };
+    (operator $name:literal) => {
+        (concat!("operator_", $name), None::<&str>)
     };
 }
 
@@ -277,6 +234,30 @@ metrics! {
             "reason": "`running` (EC2 describes the instance as running a minute after the event), `wrong_capacity_type` (such as a spot interruption of an on-demand instance), `too_many` (unconfirmed warnings drained as many nodes in a minute as they may; the message is redelivered)",
         ],
         "Messages of the interruption queue that had no effect since they are not confirmed: forged messages, unless the reason is `too_many`.";
+    CLAIM_TRANSITIONS = operator "nodeclaim_status_condition_transitions_total", Kind::Counter, Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`", "reason": "of the condition", "karpenter_k8s_aws_ec2nodeclass": "label of the NodeClaim", "karpenter_sh_nodepool": "label of the NodeClaim"],
+        "Transitions of conditions of NodeClaims to a status, as observed once a second.";
+    CLAIM_TRANSITION_SECONDS = operator "nodeclaim_status_condition_transition_seconds", Kind::Histogram(CONDITION_SECONDS), Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`: before the transition", "karpenter_k8s_aws_ec2nodeclass": "label of the NodeClaim", "karpenter_sh_nodepool": "label of the NodeClaim"],
+        "Seconds that conditions of NodeClaims had a status, observed when it ended.";
+    CLAIM_TERMINATION_SECONDS = operator "nodeclaim_termination_duration_seconds", Kind::Histogram(CONDITION_SECONDS), Leader, ["karpenter_k8s_aws_ec2nodeclass": "label of the NodeClaim", "karpenter_sh_nodepool": "label of the NodeClaim"],
+        "Seconds from the deletion of a NodeClaim until it was gone.";
+    POOL_TRANSITIONS = operator "nodepool_status_condition_transitions_total", Kind::Counter, Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`", "reason": "of the condition"],
+        "Transitions of conditions of NodePools to a status, as observed once a second.";
+    POOL_TRANSITION_SECONDS = operator "nodepool_status_condition_transition_seconds", Kind::Histogram(CONDITION_SECONDS), Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`: before the transition"],
+        "Seconds that conditions of NodePools had a status, observed when it ended.";
+    POOL_TERMINATION_SECONDS = operator "nodepool_termination_duration_seconds", Kind::Histogram(CONDITION_SECONDS), Leader, [],
+        "Seconds from the deletion of a NodePool until it was gone.";
+    NODE_TRANSITIONS = operator "node_status_condition_transitions_total", Kind::Counter, Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`", "reason": "of the condition", "karpenter_k8s_aws_ec2nodeclass": "label of the Node", "karpenter_sh_nodepool": "label of the Node", "karpenter_sh_initialized": "label of the Node"],
+        "Transitions of conditions of Nodes to a status, as observed once a second.";
+    NODE_TRANSITION_SECONDS = operator "node_status_condition_transition_seconds", Kind::Histogram(CONDITION_SECONDS), Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`: before the transition", "karpenter_k8s_aws_ec2nodeclass": "label of the Node", "karpenter_sh_nodepool": "label of the Node", "karpenter_sh_initialized": "label of the Node"],
+        "Seconds that conditions of Nodes had a status, observed when it ended.";
+    NODE_TERMINATION_SECONDS = operator "node_termination_duration_seconds", Kind::Histogram(CONDITION_SECONDS), Leader, ["karpenter_k8s_aws_ec2nodeclass": "label of the Node", "karpenter_sh_nodepool": "label of the Node", "karpenter_sh_initialized": "label of the Node"],
+        "Seconds from the deletion of a Node until it was gone.";
+    CLASS_TRANSITIONS = operator "ec2nodeclass_status_condition_transitions_total", Kind::Counter, Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`", "reason": "of the condition"],
+        "Transitions of conditions of EC2NodeClasss to a status, as observed once a second.";
+    CLASS_TRANSITION_SECONDS = operator "ec2nodeclass_status_condition_transition_seconds", Kind::Histogram(STANDARD_SECONDS), Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`: before the transition"],
+        "Seconds that conditions of EC2NodeClasss had a status, observed when it ended.";
+    CLASS_TERMINATION_SECONDS = operator "ec2nodeclass_termination_duration_seconds", Kind::Histogram(STANDARD_SECONDS), Leader, [],
+        "Seconds from the deletion of a EC2NodeClass until it was gone.";
 
     NODES_ALLOCATABLE = karpenter "nodes_allocatable", Kind::Gauge, Objects, ["resource_type": "resource in snake case, such as `cpu`", "node_name": "name of the Node", "managed": "whether it has a NodeClaim: `true`, `false`", "nodepool": "name of the NodePool", "…": "`phase`, and the other well-known labels of the Node in snake case, such as `zone`, `instance_type`, `arch`, `capacity_type`; without a value they are left out"],
         "What a node has allocatable; CPU in cores.";
@@ -304,6 +285,30 @@ metrics! {
         "Seconds since that plan, while the pod is not ready.";
     PODS_UNDECIDED = karpenter "pods_provisioning_scheduling_undecided_time_seconds", Kind::Gauge, Objects, ["…": "as above"],
         "Seconds since the scheduler rejected a pod, until a plan decides on it.";
+    CLAIM_CONDITION_COUNT = operator "nodeclaim_status_condition_count", Kind::Gauge, Objects, ["name": "name of the NodeClaim", "type": "type of the condition", "status": "`True`, `False`, `Unknown`", "reason": "of the condition", "karpenter_k8s_aws_ec2nodeclass": "label of the NodeClaim", "karpenter_sh_nodepool": "label of the NodeClaim"],
+        "1 for each condition of each NodeClaim.";
+    CLAIM_CONDITION_SECONDS = operator "nodeclaim_status_condition_current_status_seconds", Kind::Gauge, Objects, ["…": "as above"],
+        "Seconds since the last transition of the condition.";
+    CLAIM_TERMINATING_SECONDS = operator "nodeclaim_termination_current_time_seconds", Kind::Gauge, Objects, ["name": "name of the NodeClaim", "karpenter_k8s_aws_ec2nodeclass": "label of the NodeClaim", "karpenter_sh_nodepool": "label of the NodeClaim"],
+        "Seconds since the deletion of a NodeClaim that is still there.";
+    POOL_CONDITION_COUNT = operator "nodepool_status_condition_count", Kind::Gauge, Objects, ["name": "name of the NodePool", "type": "type of the condition", "status": "`True`, `False`, `Unknown`", "reason": "of the condition"],
+        "1 for each condition of each NodePool.";
+    POOL_CONDITION_SECONDS = operator "nodepool_status_condition_current_status_seconds", Kind::Gauge, Objects, ["…": "as above"],
+        "Seconds since the last transition of the condition.";
+    POOL_TERMINATING_SECONDS = operator "nodepool_termination_current_time_seconds", Kind::Gauge, Objects, ["name": "name of the NodePool"],
+        "Seconds since the deletion of a NodePool that is still there.";
+    NODE_CONDITION_COUNT = operator "node_status_condition_count", Kind::Gauge, Objects, ["name": "name of the Node", "type": "type of the condition", "status": "`True`, `False`, `Unknown`", "reason": "of the condition", "karpenter_k8s_aws_ec2nodeclass": "label of the Node", "karpenter_sh_nodepool": "label of the Node", "karpenter_sh_initialized": "label of the Node"],
+        "1 for each condition of each Node.";
+    NODE_CONDITION_SECONDS = operator "node_status_condition_current_status_seconds", Kind::Gauge, Objects, ["…": "as above"],
+        "Seconds since the last transition of the condition.";
+    NODE_TERMINATING_SECONDS = operator "node_termination_current_time_seconds", Kind::Gauge, Objects, ["name": "name of the Node", "karpenter_k8s_aws_ec2nodeclass": "label of the Node", "karpenter_sh_nodepool": "label of the Node", "karpenter_sh_initialized": "label of the Node"],
+        "Seconds since the deletion of a Node that is still there.";
+    CLASS_CONDITION_COUNT = operator "ec2nodeclass_status_condition_count", Kind::Gauge, Objects, ["name": "name of the EC2NodeClass", "type": "type of the condition", "status": "`True`, `False`, `Unknown`", "reason": "of the condition"],
+        "1 for each condition of each EC2NodeClass.";
+    CLASS_CONDITION_SECONDS = operator "ec2nodeclass_status_condition_current_status_seconds", Kind::Gauge, Objects, ["…": "as above"],
+        "Seconds since the last transition of the condition.";
+    CLASS_TERMINATING_SECONDS = operator "ec2nodeclass_termination_current_time_seconds", Kind::Gauge, Objects, ["name": "name of the EC2NodeClass"],
+        "Seconds since the deletion of a EC2NodeClass that is still there.";
 
     CLOUD_DURATION = both "cloudprovider_duration_seconds", Kind::Histogram(CLOUD_SECONDS), Ec2, [
             "controller": "`nodeclaim.lifecycle`, `nodeclaim.garbagecollection`: Karpenter's names of what makes the call",
@@ -497,7 +502,11 @@ mod tests {
         let names: BTreeSet<&str> = ALL.iter().map(|metric| metric.name).collect();
         assert_eq!(names.len(), ALL.len(), "two metrics share a name");
         for metric in ALL {
-            assert!(["stowage_", "karpenter_"].iter().any(|prefix| metric.name.starts_with(prefix)), "{}", metric.name);
+            assert!(
+                ["stowage_", "karpenter_", "operator_"].iter().any(|prefix| metric.name.starts_with(prefix)),
+                "{}",
+                metric.name
+            );
             // Karpenter's name of a gauge.
             let total = metric.name.ends_with("_total") && metric.name != "karpenter_nodepools_cost_total";
             let counter = metric.kind == Kind::Counter;

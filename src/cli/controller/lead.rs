@@ -28,7 +28,9 @@ use crate::controllers::node_pool::{status, zonal_shift};
 use crate::controllers::provisioning::{pod_events, provisioner};
 use crate::controllers::static_pools::scale;
 use crate::controllers::supervise::supervised;
-use crate::controllers::{Context, cloud_sync, emergency_stop, gauges, node_series, pod_series, unsupported_kinds};
+use crate::controllers::{
+    Context, cloud_sync, condition_metrics, emergency_stop, gauges, node_series, pod_series, unsupported_kinds,
+};
 use crate::decisions::provisioning::batch_window::BatchLimits;
 use crate::model::pause;
 use crate::server::AppState;
@@ -109,7 +111,8 @@ pub(crate) fn lead(
         if has_object_series {
             let cluster = Arc::clone(&ctx.cluster);
             state.series.set_source(move || {
-                node_series::text(Arc::clone(&cluster)).chain(pod_series::text(Arc::clone(&cluster))).boxed()
+                let nodes = node_series::text(Arc::clone(&cluster));
+                nodes.chain(pod_series::text(Arc::clone(&cluster))).chain(condition_metrics::text(&cluster)).boxed()
             });
         }
         let mut loops =
@@ -143,6 +146,9 @@ pub(crate) fn lead(
         loops.start("consolidatable", TURN_LIMIT, disruption::consolidatable::run);
         loops.start("moves", TURN_LIMIT, disruption::advance::run);
         loops.start("gauges", TURN_LIMIT, gauges::run);
+        if has_object_series {
+            loops.start("conditions", TURN_LIMIT, condition_metrics::run);
+        }
         loops.start("garbage collection", CLOUD_TURN_LIMIT, garbage_collection::run);
         let result = tokio::select! {
             lost = lost(&election) => Err(lost),
