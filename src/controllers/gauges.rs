@@ -9,6 +9,7 @@ use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::metrics::preset;
 use crate::decisions::gauges::{Gauges, Series};
+use crate::decisions::provisioning::pending_zones::pending_by_zone;
 use crate::decisions::staleness::Removal;
 use crate::model::time::UnixMillis;
 use crate::state::pod_progress::PodStage;
@@ -44,7 +45,9 @@ fn pass(ctx: &Context, before: &Gauges, now: UnixMillis) -> Gauges {
         let ignored = unbound.filter(|pod| pod.entry.is_err() && pod.active()).count();
         let waiting = demand.pending.len() + demand.displaced.len();
         let nodes = state.nodes.len() + state.in_flight.len();
-        (Gauges::of(&state, &holds, &facts, now), state.pod_times.take(), nodes, waiting, ignored)
+        let pending_by_zone = pending_by_zone(&state, &demand);
+        let gauges = Gauges { pending_by_zone, ..Gauges::of(&state, &holds, &facts, now) };
+        (gauges, state.pod_times.take(), nodes, waiting, ignored)
     };
     let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
     observe_pods(metrics, &times);
@@ -64,6 +67,7 @@ fn pass(ctx: &Context, before: &Gauges, now: UnixMillis) -> Gauges {
     replace(&metrics.pool_consuming, &before.consuming, &gauges.consuming);
     replace(&metrics.pool_cost, &before.cost, &gauges.cost);
     replace(&metrics.usd_per_hour, &before.usd_per_hour, &gauges.usd_per_hour);
+    replace(&metrics.pending_by_zone, &before.pending_by_zone, &gauges.pending_by_zone);
     replace(&metrics.eligible_nodes, &before.eligible, &gauges.eligible);
     replace(&metrics.utilization, &before.utilization, &gauges.utilization);
     gauges

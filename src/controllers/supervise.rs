@@ -31,6 +31,7 @@ async fn supervised_with<F>(
         let started = Instant::now();
         let Err(panic) = catch_async(run()).await else { return };
         panics.with_label_values(&[name]).inc();
+        heartbeat::fail();
         if started.elapsed() > longest {
             wait = first;
         }

@@ -41,6 +41,8 @@ pub struct Gauges {
     pub cost: Series<1>,
     /// USD per hour by NodePool, capacity type and whether pods use the node: `true` or `false`.
     pub usd_per_hour: Series<3>,
+    /// Waiting pods by controller and zone.
+    pub pending_by_zone: Series<2>,
     /// By reason.
     pub eligible: Series<1>,
     /// Percent by resource.

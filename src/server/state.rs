@@ -35,6 +35,8 @@ pub struct AppState {
     pub readiness: Readiness,
     /// The loops whose turns `/livez` watches.
     pub heartbeats: Heartbeats,
+    /// Name of the Lease, for metrics.
+    pub lease: String,
     /// The clock; [`crate::clock::now`] outside tests.
     pub now: fn() -> UnixMillis,
 }
@@ -49,6 +51,7 @@ impl AppState {
     /// Records whether this replica leads.
     pub fn set_leading(&self, leading: bool) {
         self.metrics.leader.set(leading.into());
+        self.metrics.leader_status.with_label_values(&[&self.lease]).set(leading.into());
         self.leading_since.store(if leading { (self.now)() } else { UnixMillis::MIN }.0, Ordering::Release);
     }
 
@@ -68,12 +71,22 @@ impl AppState {
             debug: DebugDocument::default(),
             series: SeriesSource::default(),
             leading_since: AtomicI64::new(UnixMillis::MIN.0),
+            heartbeats: observed_heartbeats(&metrics),
+            lease: String::new(),
             metrics,
             readiness: Readiness::default(),
-            heartbeats: Heartbeats::default(),
             now,
         }
     }
+}
+
+/// Heartbeats whose turns are counted.
+fn observed_heartbeats(metrics: &Metrics) -> Heartbeats {
+    let (counts, seconds) = (metrics.turns.clone(), metrics.turn_seconds.clone());
+    Heartbeats::observed_by(move |name, took, ok| {
+        counts.with_label_values(&[name, if ok { "success" } else { "error" }]).inc();
+        seconds.with_label_values(&[name]).observe(took.as_secs_f64());
+    })
 }
 
 /// When certificates expire.

@@ -2,6 +2,7 @@
 //! that returns, with whatever result, is progress and restarts the turn, because every request has a time limit: a loop that is stuck
 //! anywhere else is overdue after its limit.
 
+use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,20 +13,46 @@ tokio::task_local! {
     static CURRENT: Registration;
 }
 
+/// Gets the name of the loop of each turn that ends, its duration, and whether it ended without a failure.
+type Observer = dyn Fn(&'static str, Duration, bool) + Send + Sync;
+
 /// The loops of the process. Clones share them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Heartbeats {
     loops: Arc<Mutex<Vec<Arc<Loop>>>>,
+    observer: Option<Arc<Observer>>,
+}
+
+impl fmt::Debug for Heartbeats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Heartbeats").field("loops", &self.loops).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
 struct Loop {
     name: &'static str,
     limit: Duration,
-    /// When the turn began or last made progress; `None` between two turns.
-    since: Mutex<Option<Instant>>,
+    /// `None` between two turns.
+    present: Mutex<Option<Present>>,
     /// When the last turn ended.
     completed: Mutex<Option<Instant>>,
+}
+
+/// The present turn of a loop.
+#[derive(Clone, Copy, Debug)]
+struct Present {
+    begun: Instant,
+    /// When it began or last made progress.
+    since: Instant,
+    failed: bool,
+}
+
+impl Present {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { begun: now, since: now, failed: false }
+    }
 }
 
 /// Removes the loop when it ends.
@@ -51,6 +78,11 @@ pub struct Turn {
 }
 
 impl Heartbeats {
+    /// No loops so far; `observer` is called when a turn ends.
+    pub fn observed_by(observer: impl Fn(&'static str, Duration, bool) + Send + Sync + 'static) -> Self {
+        Self { observer: Some(Arc::new(observer)), ..Self::default() }
+    }
+
     /// Runs a loop whose turns may take up to `limit`. The loop waits with [`rest`] between two turns.
     pub fn run<F: Future>(
         &self,
@@ -59,14 +91,15 @@ impl Heartbeats {
         future: F,
     ) -> impl Future<Output = F::Output> + use<F> {
         let registered =
-            Arc::new(Loop { name, limit, since: Mutex::new(Some(Instant::now())), completed: Mutex::default() });
+            Arc::new(Loop { name, limit, present: Mutex::new(Some(Present::new())), completed: Mutex::default() });
         lock(&self.loops).push(Arc::clone(&registered));
         CURRENT.scope(Registration { heartbeats: self.clone(), registered }, future)
     }
 
     /// The present turn of each loop, by name. Of several loops of one name, the turn that is the longest.
     pub fn turns(&self, now: Instant) -> Vec<Turn> {
-        let age = |each: &Loop| lock(&each.since).map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        let age =
+            |each: &Loop| lock(&each.present).map_or(Duration::ZERO, |turn| now.saturating_duration_since(turn.since));
         let completed = |each: &Loop| lock(&each.completed).map(|at| now.saturating_duration_since(at));
         let turn =
             |each: &Arc<Loop>| Turn { name: each.name, age: age(each), limit: each.limit, completed: completed(each) };
@@ -85,17 +118,26 @@ impl Heartbeats {
 /// Records that the current turn makes progress.
 pub fn progress() {
     let _ = CURRENT.try_with(|current| {
-        if let Some(since) = &mut *lock(&current.registered.since) {
-            *since = Instant::now();
+        if let Some(turn) = &mut *lock(&current.registered.present) {
+            turn.since = Instant::now();
+        }
+    });
+}
+
+/// Records that the current turn failed.
+pub fn fail() {
+    let _ = CURRENT.try_with(|current| {
+        if let Some(turn) = &mut *lock(&current.registered.present) {
+            turn.failed = true;
         }
     });
 }
 
 /// Awaits `wait` outside of a turn: the turn before it ends, and the next begins afterwards.
 pub async fn rest<T>(wait: impl Future<Output = T>) -> T {
-    set(None);
+    let _ = CURRENT.try_with(end_turn);
     let out = wait.await;
-    set(Some(Instant::now()));
+    let _ = CURRENT.try_with(|current| *lock(&current.registered.present) = Some(Present::new()));
     out
 }
 
@@ -104,13 +146,12 @@ pub async fn rest_forever<T>() -> T {
     rest(std::future::pending()).await
 }
 
-fn set(since: Option<Instant>) {
-    let _ = CURRENT.try_with(|current| {
-        if since.is_none() {
-            *lock(&current.registered.completed) = Some(Instant::now());
-        }
-        *lock(&current.registered.since) = since;
-    });
+fn end_turn(current: &Registration) {
+    let (ended, now) = (lock(&current.registered.present).take(), Instant::now());
+    *lock(&current.registered.completed) = Some(now);
+    if let Some((turn, observe)) = ended.zip(current.heartbeats.observer.as_ref()) {
+        observe(current.registered.name, now.saturating_duration_since(turn.begun), !turn.failed);
+    }
 }
 
 #[cfg(test)]
@@ -163,8 +204,30 @@ mod tests {
         assert_eq!(names(&heartbeats.overdue(after(4))), ["l"]);
         answer.send(()).unwrap();
         assert!(looping.as_mut().now_or_never().is_none());
-        let since = lock(&lock(&heartbeats.loops)[0].since).unwrap();
+        let since = lock(&lock(&heartbeats.loops)[0].present).unwrap().since;
         assert!(since >= begun, "the turn is counted from the response");
+    }
+
+    #[tokio::test]
+    async fn an_observer_gets_each_turn_from_its_begin_and_whether_it_failed() {
+        let (sender, turns) = std::sync::mpsc::channel();
+        let heartbeats = Heartbeats::observed_by(move |name, took, ok| sender.send((name, took, ok)).unwrap());
+        let pause = Duration::from_millis(20);
+        let turns_of_l = heartbeats.run("l", LIMIT, async {
+            tokio::time::sleep(pause).await;
+            progress();
+            rest(async {}).await;
+            fail();
+            rest(async {}).await;
+            rest(tokio::time::sleep(pause)).await;
+        });
+        turns_of_l.await;
+        let seen: Vec<(&str, Duration, bool)> = turns.try_iter().collect();
+        assert_eq!(
+            seen.iter().map(|(name, _, ok)| (*name, *ok)).collect::<Vec<_>>(),
+            [("l", true), ("l", false), ("l", true)]
+        );
+        assert!(seen[0].1 >= pause, "progress does not shorten it: {:?}", seen[0].1);
     }
 
     #[tokio::test]

@@ -14,6 +14,7 @@ pub struct ControllerMetrics {
     pub scheduling_seconds: HistogramVec,
     pub queue_depth: IntGaugeVec,
     pub unschedulable_pods: IntGaugeVec,
+    pub pending_by_zone: GaugeVec,
     // Without labels, and absent where they are not set: a replica that does not lead would show 0.
     pub ignored_pods: IntGaugeVec,
     pub state_synced: IntGaugeVec,
@@ -91,6 +92,7 @@ impl ControllerMetrics {
             plan_seconds: register(registry, declared::PLAN_SECONDS.histogram())?,
             scheduling_seconds: register(registry, declared::SCHEDULING_SECONDS.histograms())?,
             queue_depth: register(registry, declared::QUEUE_DEPTH.gauges())?,
+            pending_by_zone: register(registry, declared::PENDING_BY_ZONE.float_gauges())?,
             unschedulable_pods: register(registry, declared::UNSCHEDULABLE_PODS.gauges())?,
             ignored_pods: register(registry, declared::IGNORED_PODS.gauges())?,
             state_synced: register(registry, declared::CLUSTER_STATE_SYNCED.gauges())?,

@@ -1,7 +1,7 @@
 //! The registry of metrics: every metric is declared here once, with its type, labels and help text. The structs of this folder create
 //! their collectors from it, and `docs/reference/metrics.md` is rendered from it.
 //!
-//! Names start with `stowage_`, those of metrics of Karpenter with `karpenter_` or, of conditions, `operator_`; some are published under both prefixes ([`MetricNames`]). Labels take few
+//! Names start with `stowage_`, those of metrics of Karpenter with `karpenter_`, those of its libraries as they have them; some are published under both prefixes ([`MetricNames`]). Labels take few
 //! values: verbs, codes, rules and reasons, never names of pods or nodes, but for the series of these ([`Source::Objects`]).
 
 use crate::telemetry::buckets::{
@@ -20,6 +20,9 @@ macro_rules! names {
     };
     (karpenter $name:literal) => {
         (concat!("karpenter_", $name), None::<&str>)
+    };
+    (plain $name:literal) => {
+        ($name, None::<&str>)
     };
     (operator $name:literal) => {
         (concat!("operator_", $name), None::<&str>)
@@ -54,6 +57,8 @@ metrics! {
         "Pods that wait for a plan.";
     UNSCHEDULABLE_PODS = karpenter "scheduler_unschedulable_pods_count", Kind::Gauge, Leader, ["controller": "`provisioner`"],
         "Pods that the last plan left without a node.";
+    PENDING_BY_ZONE = karpenter "scheduler_pending_pods_by_effective_zone_count", Kind::Gauge, Leader, ["controller": "`provisioner`", "zone": "the only zone that node affinity and volumes leave a pod; `flexible` for several, `none` without one"],
+        "Pods that wait for a plan, by zone. Topology spread constraints do not count: the plan decides what they leave.";
     IGNORED_PODS = karpenter "scheduler_ignored_pods_count", Kind::Gauge, Leader, [],
         "Pods without a node whose spec is invalid: no plan takes them.";
     CLUSTER_STATE_SYNCED = karpenter "cluster_state_synced", Kind::Gauge, Leader, [],
@@ -162,7 +167,7 @@ metrics! {
     NODES_LIFETIME_SECONDS = karpenter "nodes_lifetime_duration_seconds", Kind::Histogram(LIFETIME_SECONDS), Leader, ["nodepool": "name of the NodePool"],
         "Seconds from the creation of a Node to the end of its instance.";
     NODES_TERMINATION_SECONDS = karpenter "nodes_termination_duration_seconds", Kind::Summary, Leader, ["nodepool": "name of the NodePool"],
-        "Seconds from the deletion of a Node to the removal of its finalizer; the quantiles 0, 0.5, 0.9, 0.99 and 1 are of the last ten minutes.";
+        "Seconds from the deletion of a Node to the removal of its finalizer; the quantiles 0, 0.5, 0.9, 0.95, 0.99 and 1 are of the last ten minutes.";
     PODS_DECISION_SECONDS = karpenter "pods_scheduling_decision_duration_seconds", Kind::Histogram(DURATIONS), Leader, [],
         "Seconds from the first rejection of a pod by the scheduler to the first plan that decides on it.";
     PODS_BOUND_SECONDS = karpenter "pods_bound_duration_seconds", Kind::Histogram(DURATIONS), Leader, [],
@@ -431,8 +436,14 @@ metrics! {
         "Seconds that the present turn of a loop takes, since its last response of the API server; 0 between two turns. /livez fails beyond the limit of the loop.";
     LOOP_PANICS = "loop_panics_total", Kind::Counter, Serving, ["loop": "as above"],
         "Panics of a loop, which are defects. The loop starts over after a second to a minute; a watch leaves the object out, and nothing is removed because of its kind meanwhile.";
+    TURNS = plain "controller_runtime_reconcile_total", Kind::Counter, Serving, ["controller": "name of the loop", "result": "`success`; `error` after a panic"],
+        "Turns of loops that ended. Loops correspond to controllers of Karpenter, but other ones; `provisioner` and `disruption` are in both.";
+    TURN_SECONDS = plain "controller_runtime_reconcile_time_seconds", Kind::Histogram(DURATIONS.split_at(40).0), Serving, ["controller": "as above"],
+        "Duration of the turns of a loop, in seconds.";
     LEADER = "leader", Kind::Gauge, Serving, [],
         "1 while this replica leads.";
+    LEADER_STATUS = plain "leader_election_master_status", Kind::Gauge, Serving, ["name": "name of the Lease"],
+        "1 while this replica leads, otherwise 0.";
     LEASE_TRANSITIONS = "lease_transitions", Kind::Gauge, Serving, [],
         "Changes of the leader since the Lease was created, as this replica last read it.";
     OTHER_LEADER = "other_leader", Kind::Gauge, Serving, [],
@@ -503,7 +514,9 @@ mod tests {
         assert_eq!(names.len(), ALL.len(), "two metrics share a name");
         for metric in ALL {
             assert!(
-                ["stowage_", "karpenter_", "operator_"].iter().any(|prefix| metric.name.starts_with(prefix)),
+                ["stowage_", "karpenter_", "operator_", "controller_runtime_", "leader_election_"]
+                    .iter()
+                    .any(|prefix| metric.name.starts_with(prefix)),
                 "{}",
                 metric.name
             );

@@ -11,8 +11,8 @@ use sketches_ddsketch::{Config, DDSketch};
 
 use crate::sync::lock;
 
-/// The quantiles that are published.
-const QUANTILES: [f64; 5] = [0.0, 0.5, 0.9, 0.99, 1.0];
+/// The quantiles that are published: those of Karpenter, and 0.95, which common dashboards show.
+const QUANTILES: [f64; 6] = [0.0, 0.5, 0.9, 0.95, 0.99, 1.0];
 /// Quantiles are of the last [`WINDOWS`] windows of this length.
 const WINDOW: Duration = Duration::from_mins(2);
 const WINDOWS: u128 = 5;
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(lines[0], format!("# TYPE {name} summary"));
         assert_eq!(lines[1], format!("{name}{{{of}=\"0\"}} 1"));
         let value = |line: &str| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap();
-        for (line, quantile, expected) in [(2, "0.5", 50.0), (3, "0.9", 90.0), (4, "0.99", 99.0)] {
+        for (line, quantile, expected) in [(2, "0.5", 50.0), (3, "0.9", 90.0), (4, "0.95", 95.0), (5, "0.99", 99.0)] {
             assert!(lines[line].starts_with(&format!("{name}{{{of}=\"{quantile}\"}} ")), "{}", lines[line]);
             assert!((value(&lines[line]) / expected - 1.0).abs() < 2.0 * ERROR, "{}", lines[line]);
         }
@@ -170,14 +170,14 @@ mod tests {
             format!("{name}_sum{{nodepool=\"p\"}} 5050"),
             format!("{name}_count{{nodepool=\"p\"}} 100"),
         ];
-        assert_eq!(lines[5..8], of_p);
-        assert_eq!(lines[9], format!("{name}{{nodepool=\"q\",quantile=\"0.5\"}} 0"));
+        assert_eq!(lines[6..9], of_p);
+        assert_eq!(lines[10], format!("{name}{{nodepool=\"q\",quantile=\"0.5\"}} 0"));
         // The observations of one window remain, then none.
         summaries.observe_at(&["p"], 7.0, begin + WINDOW);
         let one = text(&summaries, begin + WINDOW * 5);
-        assert_eq!((value(&one[1]), value(&one[5]), value(&one[7])), (7.0, 7.0, 101.0));
+        assert_eq!((value(&one[1]), value(&one[6]), value(&one[8])), (7.0, 7.0, 101.0));
         let none = text(&summaries, begin + WINDOW * 6);
         assert_eq!(none[1], format!("{name}{{{of}=\"0\"}} NaN"));
-        assert_eq!(value(&none[7]), 101.0);
+        assert_eq!(value(&none[8]), 101.0);
     }
 }

@@ -54,6 +54,8 @@ pub(crate) async fn serve(args: &ControllerArgs, logs: LogControl, election: &Ha
     };
     let mut state = AppState::new(metrics, clock::now);
     state.rules = Rules::without(&args.disabled_admission_rules.0);
+    state.lease.clone_from(&args.lease.leader_election_name);
+    state.set_leading(false);
     let state = Arc::new(state);
     let mut server_config = ServerConfig::new(&args.cert_dir);
     let at = |port| SocketAddr::new(args.bind_address, port);

@@ -4,6 +4,7 @@ pub mod batch_window;
 pub mod certain_rejections;
 pub mod commit;
 pub mod culprit_search;
+pub mod pending_zones;
 pub mod plan_changes;
 pub mod pod_queue;
 pub mod purchase_backoff;
