@@ -173,6 +173,36 @@ class TestEveryReason:
         assert metric("karpenter_scheduler_queue_depth", 'controller="provisioner"') == 0
         assert metric("karpenter_scheduler_scheduling_duration_seconds_count", 'controller="provisioner"') == samples["stowage_plan_seconds_count"]
 
+    def test_3_so_do_the_series_of_pods_and_of_conditions(self, service):
+        metric, samples, pods = service.stowage.metric, service.stowage.metrics(), ALONE - 3 + PACKED // 3
+        bound = (f'namespace="{SPACE}"', f'nodepool="{POOL}"', 'managed="true"', 'scheduled="true"', 'phase="Running"', 'ready="true"')
+        assert metric("karpenter_pods_state", *bound, 'capacity_type="spot"', 'instance_type="m5.large"', "/replicasets/") == pods
+        waiting = ("unbound", "unstarted", "provisioning_unbound", "provisioning_unstarted", "provisioning_scheduling_undecided")
+        of_space = lambda: [name for name in waiting if metric(f"karpenter_pods_{name}_time_seconds", f'namespace="{SPACE}"')]
+        assert of_space() == []
+        # Each of the pods, and the successors of those that were evicted.
+        started = samples["karpenter_pods_startup_duration_seconds_count"]
+        assert started >= ALONE + PACKED
+        quantiles = [metric("karpenter_pods_startup_duration_seconds", f'quantile="{quantile}"') for quantile in ("0", "0.5", "0.9", "0.95", "0.99", "1")]
+        assert quantiles == sorted(quantiles) and quantiles[-1] > 0, quantiles
+        assert samples["karpenter_pods_bound_duration_seconds_count"] >= ALONE + PACKED
+        assert samples["karpenter_pods_provisioning_startup_duration_seconds_count"] <= started
+        assert samples["karpenter_pods_scheduling_decision_duration_seconds_count"] >= ALONE
+        assert metric("karpenter_pods_disruption_initiated_total", 'reason="drifted"') > 0
+        ended = metric("karpenter_nodes_termination_duration_seconds_count", f'nodepool="{POOL}"')
+        assert ended == metric("karpenter_nodes_terminated_total", f'nodepool="{POOL}"') > 0
+        nodes, claims = len(service.mirror.nodes()), len(service.claims(POOL))
+        true = lambda kind, condition: metric(f"operator_{kind}_status_condition_count", f'type="{condition}"', 'status="True"')
+        assert (true("node", "Ready"), true("nodeclaim", "Registered"), true("nodepool", "Ready")) == (nodes, claims, 1)
+        transitions = ('type="Initialized"', 'status="True"', f'karpenter_sh_nodepool="{POOL}"')
+        created = metric("karpenter_nodes_created_total", f'nodepool="{POOL}"')
+        assert metric("operator_nodeclaim_status_condition_transitions_total", *transitions) == created
+        assert metric("operator_nodeclaim_termination_duration_seconds_count") > 0
+        assert metric("operator_nodeclaim_termination_current_time_seconds") == 0
+        assert metric("controller_runtime_reconcile_total", 'controller="disruption"', 'result="success"') > 0
+        assert metric("controller_runtime_reconcile_total", 'result="error"') == 0
+        assert metric("leader_election_master_status", 'name="karpenter-leader-election"') == 1
+
 
 class TestObstacles:
     """Beside 20 expensive nodes that stay, a node that boots every 20 seconds, pods behind a closed budget and a node of others."""

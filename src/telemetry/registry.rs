@@ -241,28 +241,28 @@ metrics! {
         "Messages of the interruption queue that had no effect since they are not confirmed: forged messages, unless the reason is `too_many`.";
     CLAIM_TRANSITIONS = operator "nodeclaim_status_condition_transitions_total", Kind::Counter, Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`", "reason": "of the condition", "karpenter_k8s_aws_ec2nodeclass": "label of the NodeClaim", "karpenter_sh_nodepool": "label of the NodeClaim"],
         "Transitions of conditions of NodeClaims to a status, as observed once a second.";
-    CLAIM_TRANSITION_SECONDS = operator "nodeclaim_status_condition_transition_seconds", Kind::Histogram(CONDITION_SECONDS), Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`: before the transition", "karpenter_k8s_aws_ec2nodeclass": "label of the NodeClaim", "karpenter_sh_nodepool": "label of the NodeClaim"],
+    CLAIM_TRANSITION_SECONDS = operator "nodeclaim_status_condition_transition_seconds", Kind::Histogram(CONDITION_SECONDS), Leader, ["type": "type of the condition", "status": "before the transition: `True`, `False`, `Unknown`", "karpenter_k8s_aws_ec2nodeclass": "label of the NodeClaim", "karpenter_sh_nodepool": "label of the NodeClaim"],
         "Seconds that conditions of NodeClaims had a status, observed when it ended.";
     CLAIM_TERMINATION_SECONDS = operator "nodeclaim_termination_duration_seconds", Kind::Histogram(CONDITION_SECONDS), Leader, ["karpenter_k8s_aws_ec2nodeclass": "label of the NodeClaim", "karpenter_sh_nodepool": "label of the NodeClaim"],
         "Seconds from the deletion of a NodeClaim until it was gone.";
     POOL_TRANSITIONS = operator "nodepool_status_condition_transitions_total", Kind::Counter, Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`", "reason": "of the condition"],
         "Transitions of conditions of NodePools to a status, as observed once a second.";
-    POOL_TRANSITION_SECONDS = operator "nodepool_status_condition_transition_seconds", Kind::Histogram(CONDITION_SECONDS), Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`: before the transition"],
+    POOL_TRANSITION_SECONDS = operator "nodepool_status_condition_transition_seconds", Kind::Histogram(CONDITION_SECONDS), Leader, ["type": "type of the condition", "status": "before the transition: `True`, `False`, `Unknown`"],
         "Seconds that conditions of NodePools had a status, observed when it ended.";
     POOL_TERMINATION_SECONDS = operator "nodepool_termination_duration_seconds", Kind::Histogram(CONDITION_SECONDS), Leader, [],
         "Seconds from the deletion of a NodePool until it was gone.";
     NODE_TRANSITIONS = operator "node_status_condition_transitions_total", Kind::Counter, Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`", "reason": "of the condition", "karpenter_k8s_aws_ec2nodeclass": "label of the Node", "karpenter_sh_nodepool": "label of the Node", "karpenter_sh_initialized": "label of the Node"],
         "Transitions of conditions of Nodes to a status, as observed once a second.";
-    NODE_TRANSITION_SECONDS = operator "node_status_condition_transition_seconds", Kind::Histogram(CONDITION_SECONDS), Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`: before the transition", "karpenter_k8s_aws_ec2nodeclass": "label of the Node", "karpenter_sh_nodepool": "label of the Node", "karpenter_sh_initialized": "label of the Node"],
+    NODE_TRANSITION_SECONDS = operator "node_status_condition_transition_seconds", Kind::Histogram(CONDITION_SECONDS), Leader, ["type": "type of the condition", "status": "before the transition: `True`, `False`, `Unknown`", "karpenter_k8s_aws_ec2nodeclass": "label of the Node", "karpenter_sh_nodepool": "label of the Node", "karpenter_sh_initialized": "label of the Node"],
         "Seconds that conditions of Nodes had a status, observed when it ended.";
     NODE_TERMINATION_SECONDS = operator "node_termination_duration_seconds", Kind::Histogram(CONDITION_SECONDS), Leader, ["karpenter_k8s_aws_ec2nodeclass": "label of the Node", "karpenter_sh_nodepool": "label of the Node", "karpenter_sh_initialized": "label of the Node"],
         "Seconds from the deletion of a Node until it was gone.";
     CLASS_TRANSITIONS = operator "ec2nodeclass_status_condition_transitions_total", Kind::Counter, Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`", "reason": "of the condition"],
-        "Transitions of conditions of EC2NodeClasss to a status, as observed once a second.";
-    CLASS_TRANSITION_SECONDS = operator "ec2nodeclass_status_condition_transition_seconds", Kind::Histogram(STANDARD_SECONDS), Leader, ["type": "type of the condition", "status": "`True`, `False`, `Unknown`: before the transition"],
-        "Seconds that conditions of EC2NodeClasss had a status, observed when it ended.";
+        "Transitions of conditions of EC2NodeClasses to a status, as observed once a second.";
+    CLASS_TRANSITION_SECONDS = operator "ec2nodeclass_status_condition_transition_seconds", Kind::Histogram(STANDARD_SECONDS), Leader, ["type": "type of the condition", "status": "before the transition: `True`, `False`, `Unknown`"],
+        "Seconds that conditions of EC2NodeClasses had a status, observed when it ended.";
     CLASS_TERMINATION_SECONDS = operator "ec2nodeclass_termination_duration_seconds", Kind::Histogram(STANDARD_SECONDS), Leader, [],
-        "Seconds from the deletion of a EC2NodeClass until it was gone.";
+        "Seconds from the deletion of an EC2NodeClass until it was gone.";
 
     NODES_ALLOCATABLE = karpenter "nodes_allocatable", Kind::Gauge, Objects, ["resource_type": "resource in snake case, such as `cpu`", "node_name": "name of the Node", "managed": "whether it has a NodeClaim: `true`, `false`", "nodepool": "name of the NodePool", "…": "`phase`, and the other well-known labels of the Node in snake case, such as `zone`, `instance_type`, `arch`, `capacity_type`; without a value they are left out"],
         "What a node has allocatable; CPU in cores.";
@@ -313,7 +313,7 @@ metrics! {
     CLASS_CONDITION_SECONDS = operator "ec2nodeclass_status_condition_current_status_seconds", Kind::Gauge, Objects, ["…": "as above"],
         "Seconds since the last transition of the condition.";
     CLASS_TERMINATING_SECONDS = operator "ec2nodeclass_termination_current_time_seconds", Kind::Gauge, Objects, ["name": "name of the EC2NodeClass"],
-        "Seconds since the deletion of a EC2NodeClass that is still there.";
+        "Seconds since the deletion of an EC2NodeClass that is still there.";
 
     CLOUD_DURATION = both "cloudprovider_duration_seconds", Kind::Histogram(CLOUD_SECONDS), Ec2, [
             "controller": "`nodeclaim.lifecycle`, `nodeclaim.garbagecollection`: Karpenter's names of what makes the call",
