@@ -26,7 +26,7 @@ CARGO_CYCLONEDX := $(CACHE)/cargo-cyclonedx-$(CARGO_CYCLONEDX_VERSION)/bin/cargo
 ADVISORIES := $(CARGO_TARGET_DIR)/advisories
 ADVISORY_DB_NAME := advisory-db-3157b0e258782691
 
-.PHONY: help demo checkout bench fuzz bench-launches bench-state bench-api bench-karpenter test soak soak-memory build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-outage test-disruption test-attacks test-scenarios test-replay test-e2e $(E2E:%=test-e2e-%) test-without-service test-attacks-short test-kills test-kills-short quick reference crds clean-cache
+.PHONY: help demo checkout bench fuzz bench-launches bench-state bench-api bench-karpenter test soak soak-memory build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-outage test-disruption test-monitoring test-attacks test-scenarios test-replay test-e2e $(E2E:%=test-e2e-%) test-without-service test-attacks-short test-kills test-kills-short quick reference crds clean-cache
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -38,7 +38,7 @@ demo: tools moto ## The main use case, end to end, with the release build (KEEP=
 # Suites that mostly wait run in parallel, the longest first. Those that measure how far kube-scheduler follows a plan run before them, beside
 # the Rust tests, which only get the CPU time that is left over. Suites of one target share a control plane.
 LANES := test-ec2-faults test-ec2 test-drift test-chart test-without-service test-outage test-ec2-leaving test-kills-short test-preflight \
-	test-swap test-disruption test-karpenter-short test-attacks-short
+	test-swap test-disruption test-karpenter-short test-attacks-short test-monitoring
 # A failed end-to-end test runs once more, alone, after all lanes. If it passes then, it is reported as flaky and the run succeeds.
 FAILURES = $(CARGO_TARGET_DIR)/e2e-failures.jsonl
 test: ## Every test
@@ -161,6 +161,9 @@ test-drift: build tools moto ## Drift and expiration, with simulated EC2 and wit
 
 test-disruption: build tools moto ## Every reason of disruption at once, consolidation beside obstacles, fail-over to another replica
 	$(call pytest,disruption failover) -s
+
+test-monitoring: build tools moto ## A real Prometheus scrapes the service: expressions of Karpenter's users, promtool (STOWAGE_DASHBOARDS=FOLDER for dashboards and alerts of others)
+	$(call pytest,monitoring) -s
 
 test-karpenter-short: build tools moto ## A few specs of Karpenter's own end-to-end suite
 	$(call pytest,karpenter_suites)

@@ -31,6 +31,15 @@ fn cell(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
 }
 
+fn kind_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Counter => "counter",
+        Kind::Gauge => "gauge",
+        Kind::Histogram(_) => "histogram",
+        Kind::Summary => "summary",
+    }
+}
+
 fn metrics_page() -> String {
     let mut page = format!(
         "{GENERATED}# Metrics\n\nPrometheus text format, at `/metrics` of the metrics port. Metrics with two names are published under both; \
@@ -54,12 +63,7 @@ fn metrics_page() -> String {
         write!(page, "\n## {title}\n\n{note}\n\n| metric | type | labels | description |\n|---|---|---|---|\n")
             .unwrap();
         for metric in registry::ALL.iter().filter(|metric| metric.source == source) {
-            let kind = match metric.kind {
-                Kind::Counter => "counter",
-                Kind::Gauge => "gauge",
-                Kind::Histogram(_) => "histogram",
-                Kind::Summary => "summary",
-            };
+            let kind = kind_of(metric.kind);
             let labels: Vec<String> =
                 metric.labels.iter().map(|(name, values)| format!("`{name}`: {}", cell(values))).collect();
             let names: Vec<String> =
@@ -236,6 +240,70 @@ fn reasons_of_karpenter_are_in_the_description_of_its_behavior() {
     for event in EVENTS.iter().filter(|event| event.in_karpenter() != InKarpenter::No) {
         assert!(words.contains(event.reason()), "{event}");
     }
+}
+
+/// A metric of Karpenter: its name, its type and its labels, where the page lists all of them.
+type Described = (String, String, Option<BTreeSet<String>>);
+
+/// The metrics in the tables of a section of a page.
+fn described(page: &str, begin: &str, end: &str) -> Vec<Described> {
+    let section = page.split_once(begin).unwrap().1.split_once(end).unwrap().0;
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+    let mut out = Vec::new();
+    for row in rows {
+        let cells: Vec<&str> = row.split(" | ").collect();
+        let [names, kinds, labels] = cells[..] else { continue };
+        let names = names.replace('`', "");
+        let kinds: Vec<&str> = kinds.split(", ").collect();
+        // In parentheses are remarks.
+        let labels = labels.split(" (").next().unwrap();
+        let is_complete = labels.split(", ").all(|label| !label.contains(' '));
+        let all: BTreeSet<String> = labels.split(", ").filter(|label| *label != "none").map(str::to_owned).collect();
+        for (at, name) in names.split(", ").enumerate() {
+            let kind = kinds.get(at).copied().filter(|kind| !kind.starts_with('0')).unwrap_or(kinds[0]);
+            let name = name.split(" (").next().unwrap();
+            out.push((name.to_owned(), kind.to_owned(), is_complete.then(|| all.clone())));
+        }
+    }
+    out
+}
+
+#[test]
+fn metrics_of_karpenter_have_its_types_and_labels() {
+    let root = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it for tests");
+    let page = |name: &str| std::fs::read_to_string(Path::new(&root).join("docs").join(name)).unwrap();
+    let (core, aws) = (page("reference/karpenter-core.md"), page("reference/karpenter-aws.md"));
+    let mut expected = described(&core, "## 8 Metrics", "Names without the prefix");
+    expected.extend(described(&aws, "### 13.1 Provider metrics", "- With gate"));
+    let of_conditions = described(&core, "Names without the prefix", "`operator_status_condition_*`");
+    let operations = page("operations.md");
+    let (mut differ, mut compared) = (Vec::new(), 0);
+    let mut compare = |name: &str, kind: &str, labels: Option<&BTreeSet<String>>| {
+        let metric = registry::ALL.iter().find(|metric| metric.name == name || metric.karpenter == Some(name));
+        let Some(metric) = metric else {
+            if !operations.contains(&format!("`{name}`")) {
+                differ.push(format!("{name} is missing, and docs/operations.md does not say why"));
+            }
+            return;
+        };
+        compared += 1;
+        let own: BTreeSet<String> = metric.labels.iter().map(|(label, _)| (*label).to_owned()).collect();
+        if kind_of(metric.kind) != kind || labels.is_some_and(|labels| !own.contains("…") && *labels != own) {
+            differ.push(format!("{name}: {kind} {labels:?} there, {} {own:?} here", kind_of(metric.kind)));
+        }
+    };
+    for (name, kind, labels) in expected.iter().filter(|(name, ..)| name.contains('_')) {
+        // Two rows of the AWS page repeat metrics of the other one.
+        let labels = labels.as_ref().filter(|_| !name.starts_with("cloudprovider_duration"));
+        compare(&format!("karpenter_{name}"), kind, labels);
+    }
+    for (name, kind, _) in of_conditions.iter().filter(|(name, ..)| name.contains("<kind>")) {
+        for object in ["nodeclaim", "nodepool", "node", "ec2nodeclass"] {
+            compare(&name.replace("<kind>", object), kind, None);
+        }
+    }
+    assert!(differ.is_empty(), "{}", differ.join("\n"));
+    assert!(compared >= 90, "{compared} metrics were compared");
 }
 
 #[test]

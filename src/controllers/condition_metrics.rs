@@ -16,7 +16,7 @@ use crate::controllers::context::Context;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::conditions::{Change, ConditionView, Conditioned, Followed, Transition, transitions};
 use crate::model::time::UnixMillis;
-use crate::state::Cluster;
+use crate::state::{Cluster, ClusterState};
 use crate::telemetry::conditions::ConditionMetrics;
 use crate::telemetry::metric::Metric;
 use crate::telemetry::registry;
@@ -31,11 +31,39 @@ const PART: usize = 100;
 
 /// The objects that are followed.
 #[derive(Debug, Default)]
-struct Objects {
+pub struct Objects {
     claims: Followed<NodeClaim>,
     pools: Followed<NodePool>,
     nodes: Followed<Node>,
     classes: Followed<Ec2NodeClass>,
+}
+
+/// What changed.
+#[derive(Debug)]
+pub struct Changes {
+    claims: Vec<Change<NodeClaim>>,
+    pools: Vec<Change<NodePool>>,
+    nodes: Vec<Change<Node>>,
+    classes: Vec<Change<Ec2NodeClass>>,
+}
+
+impl Changes {
+    /// Number of the changes.
+    pub fn count(&self) -> usize {
+        self.claims.len() + self.pools.len() + self.nodes.len() + self.classes.len()
+    }
+}
+
+impl Objects {
+    /// What changed since the last call.
+    pub fn changes(&mut self, state: &ClusterState) -> Changes {
+        Changes {
+            claims: self.claims.changes(&state.claims),
+            pools: self.pools.changes(&state.pools),
+            nodes: self.nodes.changes(&state.nodes),
+            classes: self.classes.changes(&state.classes),
+        }
+    }
 }
 
 /// Runs until the process ends.
@@ -48,19 +76,11 @@ pub async fn run(ctx: Arc<Context>) {
 }
 
 fn pass(ctx: &Context, objects: &mut Objects, now: UnixMillis) {
-    let (claims, pools, nodes, classes) = {
-        let state = ctx.cluster.read();
-        (
-            objects.claims.changes(&state.claims),
-            objects.pools.changes(&state.pools),
-            objects.nodes.changes(&state.nodes),
-            objects.classes.changes(&state.classes),
-        )
-    };
-    count(&ctx.metrics.claim_conditions, &claims, now);
-    count(&ctx.metrics.pool_conditions, &pools, now);
-    count(&ctx.metrics.node_conditions, &nodes, now);
-    count(&ctx.metrics.class_conditions, &classes, now);
+    let changes = objects.changes(&ctx.cluster.read());
+    count(&ctx.metrics.claim_conditions, &changes.claims, now);
+    count(&ctx.metrics.pool_conditions, &changes.pools, now);
+    count(&ctx.metrics.node_conditions, &changes.nodes, now);
+    count(&ctx.metrics.class_conditions, &changes.classes, now);
 }
 
 /// Counts the transitions and ends of objects.
@@ -227,7 +247,6 @@ mod tests {
 
     use super::*;
     use crate::model::labels;
-    use crate::state::ClusterState;
     use crate::telemetry::Metrics;
     use crate::telemetry::controllers::ControllerMetrics;
     use crate::test_support::objects;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::GaugeVec;
+use prometheus::{GaugeVec, HistogramVec};
 
 use crate::clock;
 use crate::controllers::context::Context;
@@ -27,6 +27,10 @@ const PROVISIONER: &str = "provisioner";
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     preset(&ctx.metrics);
+    for histogram in of_pods(&ctx.metrics) {
+        // An increase from nothing would not be seen.
+        let _ = histogram.with_label_values(&NONE);
+    }
     let mut before = Gauges::default();
     loop {
         before = pass(&ctx, &before, clock::now());
@@ -73,18 +77,29 @@ fn pass(ctx: &Context, before: &Gauges, now: UnixMillis) -> Gauges {
     gauges
 }
 
+/// Histograms of the times of pods.
+fn of_pods(metrics: &ControllerMetrics) -> [&HistogramVec; 4] {
+    [
+        &metrics.pods_decision_seconds,
+        &metrics.pods_bound_seconds,
+        &metrics.pods_planned_bound_seconds,
+        &metrics.pods_planned_startup_seconds,
+    ]
+}
+
 /// Observes what pods have come to.
 fn observe_pods(metrics: &ControllerMetrics, times: &[(PodStage, Duration)]) {
     for (stage, time) in times {
+        let [decision, bound, planned_bound, planned_startup] = of_pods(metrics);
         let histogram = match stage {
             PodStage::Startup => {
                 metrics.pods_startup_seconds.observe(&NONE, *time);
                 continue;
             }
-            PodStage::Decision => &metrics.pods_decision_seconds,
-            PodStage::Bound => &metrics.pods_bound_seconds,
-            PodStage::PlannedToBound => &metrics.pods_planned_bound_seconds,
-            PodStage::PlannedToStartup => &metrics.pods_planned_startup_seconds,
+            PodStage::Decision => decision,
+            PodStage::Bound => bound,
+            PodStage::PlannedToBound => planned_bound,
+            PodStage::PlannedToStartup => planned_startup,
         };
         histogram.with_label_values(&NONE).observe(time.as_secs_f64());
     }

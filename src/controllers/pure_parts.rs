@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use kube::ResourceExt;
 
+use crate::controllers::condition_metrics;
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::node_pool::status::desired_status;
 use crate::decisions::disruption::blockers::budget_block;
@@ -31,7 +32,7 @@ use crate::state::ClusterState;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 
 /// The loops, with their debounce and resync periods in milliseconds.
-pub const PART_NAMES: [(&str, u32, u32); 10] = [
+pub const PART_NAMES: [(&str, u32, u32); 11] = [
     ("provisioning", 20, 1_000),
     ("lifecycle", 20, 500),
     ("nominations", 20, 500),
@@ -39,6 +40,7 @@ pub const PART_NAMES: [(&str, u32, u32); 10] = [
     ("departure", 50, 500),
     ("NodePool status", 500, 5_000),
     ("disruption", 1_000, 1_000),
+    ("conditions", 1_000, 10_000),
     ("drift", 2_000, 10_000),
     ("gauges", 5_000, 5_000),
     ("expiration", 10_000, 10_000),
@@ -58,6 +60,7 @@ pub struct PureParts {
     /// The view that requests read meanwhile.
     published: View,
     marked: MarkedNodes,
+    conditions: condition_metrics::Objects,
 }
 
 impl PureParts {
@@ -73,6 +76,7 @@ impl PureParts {
             view: ViewCache::default(),
             published: View::default(),
             marked: MarkedNodes::default(),
+            conditions: condition_metrics::Objects::default(),
         }
     }
 
@@ -143,6 +147,7 @@ impl PureParts {
                 let facts = self.derived.facts(state, pools);
                 black_box(Gauges::of(state, &holds, &facts, now)).usage.len()
             }
+            "conditions" => self.conditions.changes(state).count(),
             "expiration" => expired(state, now).0.len(),
             other => unreachable!("{other} is no loop"),
         }

@@ -13,6 +13,9 @@ use crate::telemetry::registry as declared;
 /// Value of the label `provider`.
 const PROVIDER: &str = "aws";
 
+/// Values of the label `error`.
+const ERRORS: [&str; 4] = ["", "InsufficientCapacityError", "NodeClaimNotFoundError", "NodeClassNotReadyError"];
+
 /// EC2 metrics, with names and labels of Karpenter's AWS provider; [`declared`] describes each metric.
 /// Cheap to clone; clones share their values.
 #[derive(Clone, Debug)]
@@ -110,6 +113,10 @@ impl CloudMetrics {
         kind: impl Fn(&E) -> &'static str,
         call: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
+        // They are there before the first error, which an alert on an increase would miss.
+        for known in ERRORS {
+            self.errors.with_label_values(&[controller, method, PROVIDER, known]).inc_by(0);
+        }
         let begin = Instant::now();
         let result = call.await;
         self.duration.with_label_values(&[controller, method, PROVIDER]).observe(begin.elapsed().as_secs_f64());

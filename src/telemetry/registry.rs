@@ -278,17 +278,17 @@ metrics! {
         "Capacity of a node less what is allocatable; CPU in cores.";
     NODES_LIFETIME = karpenter "nodes_current_lifetime_seconds", Kind::Gauge, Objects, ["…": "as above, without `resource_type`"],
         "Age of a node, in seconds.";
-    PODS_STATE = karpenter "pods_state", Kind::Gauge, Objects, ["name": "name of the pod", "namespace": "its namespace", "owner": "path of its first owner", "node": "name of its node", "scheduled": "whether it has one: `true`, `false`", "phase": "`Pending`, `Running`, `Succeeded`, `Failed`, `Unknown`", "ready": "`true`, `false`", "managed": "whether its node has a NodePool: `true`, `false`", "…": "`nodepool`, `zone`, `arch`, `capacity_type`, `instance_type` of its node; without a value they are left out"],
+    PODS_STATE = karpenter "pods_state", Kind::Gauge, Objects, ["name": "name of the pod", "namespace": "its namespace", "owner": "path of its first owner", "node": "name of its node", "scheduled": "whether it has one: `true`, `false`", "phase": "`Pending`, `Running`, `Succeeded`, `Failed`, `Unknown`", "ready": "`true`, `false`", "managed": "whether its node has a NodePool: `true`, `false`", "nodepool": "of its node; without a value it is left out, as the following", "zone": "of its node", "arch": "of its node", "capacity_type": "of its node", "instance_type": "of its node"],
         "Always 1.";
     PODS_UNBOUND = karpenter "pods_unbound_time_seconds", Kind::Gauge, Objects, ["name": "name of the pod", "namespace": "its namespace"],
         "Seconds since the creation of a pod that has no node.";
-    PODS_UNSTARTED = karpenter "pods_unstarted_time_seconds", Kind::Gauge, Objects, ["…": "as above"],
+    PODS_UNSTARTED = karpenter "pods_unstarted_time_seconds", Kind::Gauge, Objects, ["name": "as above", "namespace": "as above"],
         "Seconds since the creation of a pod that was observed pending and is not ready so far.";
-    PODS_PLANNED_UNBOUND = karpenter "pods_provisioning_unbound_time_seconds", Kind::Gauge, Objects, ["…": "as above"],
+    PODS_PLANNED_UNBOUND = karpenter "pods_provisioning_unbound_time_seconds", Kind::Gauge, Objects, ["name": "as above", "namespace": "as above"],
         "Seconds since the first plan that has a node for a pod, while the pod has none. The leader remembers the plan; another one does not know it.";
-    PODS_PLANNED_UNSTARTED = karpenter "pods_provisioning_unstarted_time_seconds", Kind::Gauge, Objects, ["…": "as above"],
+    PODS_PLANNED_UNSTARTED = karpenter "pods_provisioning_unstarted_time_seconds", Kind::Gauge, Objects, ["name": "as above", "namespace": "as above"],
         "Seconds since that plan, while the pod is not ready.";
-    PODS_UNDECIDED = karpenter "pods_provisioning_scheduling_undecided_time_seconds", Kind::Gauge, Objects, ["…": "as above"],
+    PODS_UNDECIDED = karpenter "pods_provisioning_scheduling_undecided_time_seconds", Kind::Gauge, Objects, ["name": "as above", "namespace": "as above"],
         "Seconds since the scheduler rejected a pod, until a plan decides on it.";
     CLAIM_CONDITION_COUNT = operator "nodeclaim_status_condition_count", Kind::Gauge, Objects, ["name": "name of the NodeClaim", "type": "type of the condition", "status": "`True`, `False`, `Unknown`", "reason": "of the condition", "karpenter_k8s_aws_ec2nodeclass": "label of the NodeClaim", "karpenter_sh_nodepool": "label of the NodeClaim"],
         "1 for each condition of each NodeClaim.";

@@ -178,6 +178,6 @@ mod tests {
         assert_eq!((value(&one[1]), value(&one[6]), value(&one[8])), (7.0, 7.0, 101.0));
         let none = text(&summaries, begin + WINDOW * 6);
         assert_eq!(none[1], format!("{name}{{{of}=\"0\"}} NaN"));
-        assert_eq!(value(&none[8]), 101.0);
+        assert_eq!(none[8], format!("{name}_count{{nodepool=\"p\"}} 101"));
     }
 }

@@ -131,7 +131,7 @@ pub struct ControllerArgs {
     /// EC2: publish the series of each instance type and offering, tens of thousands in large regions.
     #[arg(long, env = "STOWAGE_OFFERING_METRICS", default_value_t = true, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub offering_metrics: bool,
-    /// No metrics of single nodes: `karpenter_nodes_allocatable` and others with the label `node_name`.
+    /// No metrics of single nodes, pods and conditions: `karpenter_nodes_allocatable` and others with the label `node_name`, `karpenter_pods_state` and others with the name of a pod, `operator_*`.
     #[arg(long, env = "DISABLE_CLUSTER_STATE_OBSERVABILITY", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub disable_cluster_state_observability: bool,
     /// Names of metrics that Karpenter has, too.

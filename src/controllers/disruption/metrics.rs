@@ -73,10 +73,16 @@ pub fn count_timeout(ctx: &Context) {
     ctx.metrics.consolidation_timeouts.with_label_values(&[MULTI]).inc();
 }
 
-/// Series that are there before anything is counted, as in Karpenter.
+/// Series that are there before anything is counted: an alert on an increase would miss the first one.
 pub fn preset(metrics: &ControllerMetrics) {
     for kind in [MULTI, SINGLE] {
         metrics.consolidation_timeouts.with_label_values(&[kind]).inc_by(0);
+    }
+    for reason in [DisruptionReason::Empty, DisruptionReason::Underutilized, DisruptionReason::Drifted] {
+        for (nodes, has_replacements) in [(1, false), (2, false), (1, true), (2, true)] {
+            let removed = Removed { reason, nodes, has_replacements };
+            metrics.decisions_failed.with_label_values(&removed.labels()).inc_by(0);
+        }
     }
 }
 

@@ -1,0 +1,202 @@
+"""A real Prometheus scrapes the service on EC2's wire protocol while nodes come, go, drift and are interrupted: what Karpenter's users watch has data.
+
+`STOWAGE_DASHBOARDS` names a folder with Grafana dashboards (JSON) and alerting rules (YAML) that are evaluated as well, such as Karpenter's own: then
+a table of their expressions is printed.
+"""
+
+import collections
+import contextlib
+import json
+import os
+import pathlib
+
+import aws
+import prometheus
+import services
+import workloads
+from ec2_leaving_test import send
+from kube import key
+from services import small_pool
+
+SPACE, POOL = "watched", "watched"
+REPLICAS = 4
+ENOUGH = 0.95  # of the expressions with metrics of Karpenter have data
+# promtool on names that are Karpenter's.
+COUNT = 'non-histogram and non-summary metrics should not have "_count" suffix'
+COMPLAINTS = {
+    'karpenter_nodepools_cost_total non-counter metrics should not have "_total" suffix',
+    *(f"karpenter_{name}_count {COUNT}" for name in ("cluster_state_node", "scheduler_ignored_pods", "scheduler_pending_pods_by_effective_zone", "scheduler_unschedulable_pods")),
+    *(f"operator_{kind}_status_condition_count {COUNT}" for kind in ("ec2nodeclass", "node", "nodeclaim", "nodepool")),
+}
+
+# What Karpenter's users put on dashboards and into alerts, in our own words.
+EXPRESSIONS = {
+    "nodes by NodePool": 'count by (nodepool) (count by (node_name, nodepool) (karpenter_nodes_allocatable{managed="true"}))',
+    "nodes by zone and type": "count by (zone, instance_type, capacity_type) (karpenter_nodes_allocatable{resource_type='cpu'})",
+    "CPU utilization of each node": "sum by (node_name) (karpenter_nodes_total_pod_requests{resource_type='cpu'}) / sum by (node_name) (karpenter_nodes_allocatable{resource_type='cpu'})",
+    "memory limits of pods": "sum(karpenter_nodes_total_pod_limits{resource_type='memory'}) + sum(karpenter_nodes_total_daemon_limits{resource_type='memory'})",
+    "reserved for the system": "max by (resource_type) (karpenter_nodes_system_overhead)",
+    "oldest node": "max(karpenter_nodes_current_lifetime_seconds)",
+    "utilization of the cluster": "karpenter_cluster_utilization_percent{resource_type='memory'}",
+    "share of a limit": "max by (nodepool, resource_type) (karpenter_nodepools_usage / karpenter_nodepools_limit)",
+    "budgets": "min by (nodepool, reason) (karpenter_nodepools_allowed_disruptions - karpenter_nodepools_nodes_consuming_budgets)",
+    "bill of an hour": "sum by (nodepool) (karpenter_nodepools_cost_total)",
+    "bill of nodes without pods": "sum by (capacity_type, used) (stowage_usd_per_hour)",
+    "nodes created": "sum by (nodepool) (increase(karpenter_nodes_created_total[10m]))",
+    "nodes terminated": "sum by (nodepool, zone) (karpenter_nodes_terminated_total)",
+    "NodeClaims created by reason": "sum by (reason) (increase(karpenter_nodeclaims_created_total[10m]))",
+    "NodeClaims disrupted by reason": "sum by (reason, capacity_type) (karpenter_nodeclaims_disrupted_total)",
+    "NodeClaims that failed to become nodes": "sum(karpenter_nodeclaims_created_total) - sum(karpenter_nodes_created_total)",
+    "drains": "sum by (nodepool) (karpenter_nodes_drained_total)",
+    "evictions by answer": "sum by (code) (karpenter_pods_eviction_requests_total)",
+    "pods that had to move": "sum by (reason) (karpenter_pods_disruption_initiated_total)",
+    "termination of a NodeClaim, p95": "histogram_quantile(0.95, sum by (le) (rate(karpenter_nodeclaims_termination_duration_seconds_bucket[10m])))",
+    "termination of a node, p99": "karpenter_nodes_termination_duration_seconds{quantile='0.99'}",
+    "termination of an instance, mean": "karpenter_nodeclaims_instance_termination_duration_seconds_sum / karpenter_nodeclaims_instance_termination_duration_seconds_count",
+    "lifetime of nodes, median": "histogram_quantile(0.5, sum by (le) (rate(karpenter_nodes_lifetime_duration_seconds_bucket[10m])))",
+    "pods by phase": "sum by (phase) (karpenter_pods_state)",
+    "pods of a NodePool that are not ready": "count by (nodepool) (karpenter_pods_state{managed='true'}) - count by (nodepool) (karpenter_pods_state{managed='true', ready='true'})",
+    "start of pods, p90": "karpenter_pods_startup_duration_seconds{quantile='0.9'}",
+    "binding of pods, p99": "histogram_quantile(0.99, sum by (le) (rate(karpenter_pods_bound_duration_seconds_bucket[10m])))",
+    "from plan to start, p50": "histogram_quantile(0.5, sum by (le) (rate(karpenter_pods_provisioning_startup_duration_seconds_bucket[10m])))",
+    "decision on pods, p99": "histogram_quantile(0.99, sum by (le) (rate(karpenter_pods_scheduling_decision_duration_seconds_bucket[10m])))",
+    "pods that waited longest for a node": "max_over_time(max(karpenter_pods_unbound_time_seconds)[10m:1s])",
+    "planning, p99": "histogram_quantile(0.99, sum by (le) (rate(karpenter_scheduler_scheduling_duration_seconds_bucket[10m])))",
+    "queue": "sum(karpenter_scheduler_queue_depth)",
+    "pods without a plan": "sum(karpenter_scheduler_unschedulable_pods_count)",
+    "pods by zone while they waited": "max by (zone) (max_over_time(karpenter_scheduler_pending_pods_by_effective_zone_count[10m]))",
+    "decisions of disruption": "sum by (decision, reason) (karpenter_voluntary_disruption_decisions_total)",
+    "eligible nodes": "sum by (reason) (karpenter_voluntary_disruption_eligible_nodes)",
+    "evaluation of disruption, p95": "histogram_quantile(0.95, sum by (le) (rate(karpenter_voluntary_disruption_decision_evaluation_duration_seconds_bucket[10m])))",
+    "state is synced": "min(karpenter_cluster_state_synced)",
+    "nodes in the state": "max(karpenter_cluster_state_node_count)",
+    "AWS calls by method, p99": "histogram_quantile(0.99, sum by (le, method) (rate(karpenter_cloudprovider_duration_seconds_bucket[10m])))",
+    "price of an offering": "min by (instance_type, zone) (karpenter_cloudprovider_instance_type_offering_price_estimate)",
+    "savings of spot": "avg by (instance_type) (karpenter_cloudprovider_instance_type_offering_price_estimate{capacity_type='on-demand'}) - avg by (instance_type) (karpenter_cloudprovider_instance_type_offering_price_estimate{capacity_type='spot'})",
+    "interruptions by type": "sum by (message_type) (karpenter_interruption_received_messages_total)",
+    "handling of a message, p95": "histogram_quantile(0.95, sum by (le) (rate(karpenter_interruption_message_queue_duration_seconds_bucket[10m])))",
+    "NodePools that are not ready": "sum(operator_nodepool_status_condition_count{type='Ready', status='True'})",
+    "node classes that are not ready": "sum by (name, reason) (operator_ec2nodeclass_status_condition_count{type='Ready'})",
+    "time to registration, p90": "histogram_quantile(0.9, sum by (le) (rate(operator_nodeclaim_status_condition_transition_seconds_bucket{type='Registered'}[10m])))",
+    "nodes by readiness": "count by (status) (operator_node_status_condition_count{type='Ready'})",
+    "turns of the disruption loop, p99": "histogram_quantile(0.99, rate(controller_runtime_reconcile_time_seconds_bucket{controller='disruption'}[10m]))",
+    "turns by loop": "sum by (controller) (rate(controller_runtime_reconcile_total[10m]))",
+    "leader": "max(leader_election_master_status)",
+}
+
+# Of Karpenter's names: those that this service has no series of, with the reason. docs/operations.md has the same list.
+ABSENT = {
+    "karpenter_workqueue_": "there are no such queues",
+    "workqueue_": "there are no such queues",
+    "kube_": "of kube-state-metrics",
+    "node_boot_": "of node-exporter",
+}
+OF_OTHERS = ("of kube-state-metrics", "of node-exporter")
+
+
+def reason_of(expression):
+    """Why an expression has no data, as far as the names of its metrics say it."""
+    for name in prometheus.series_of(expression):
+        for prefix, reason in ABSENT.items():
+            if name == prefix or prefix.endswith("_") and name.startswith(prefix):
+                return reason
+    return "not in this run"
+
+
+def rows_of(server, named):
+    """For each of (title, expression): title, expression, series, and why there is none."""
+    rows = []
+    for title, expression in named:
+        count = len(server.query(prometheus.filled(expression)))
+        rows.append((title, expression, count, "" if count else reason_of(expression)))
+    return rows
+
+
+def first_samples(text):
+    """The text with at most fifty samples of each name: promtool compares each series of a metric with each other one, and there are thousands of offerings."""
+    counts, lines = collections.Counter(), []
+    for line in text.splitlines(keepends=True):
+        counts[name := line.split("{")[0].split(" ")[0]] += 1
+        if name == "#" or counts[name] <= 50:
+            lines.append(line)
+    return "".join(lines)
+
+
+class TestPrometheus:
+    """A spot NodePool and an on-demand NodePool on moto, and their life."""
+
+    @staticmethod
+    @contextlib.contextmanager
+    def environment(request):
+        plane = request.getfixturevalue("service_plane")
+        limits = {"cpu": "100", "memory": "400Gi", "nodes": "50", "pods": "1000", "ephemeral-storage": "2Ti"}
+        pools = [small_pool(POOL, "spot"), small_pool("steady", "on-demand")]
+        for pool in pools:
+            pool["spec"]["limits"] = limits
+            pool["spec"]["disruption"] |= {"consolidateAfter": "2s", "budgets": [{"nodes": "100%"}]}
+        with services.ec2(plane, pools) as service, prometheus.Prometheus(plane.bin, service.stowage.addresses["metrics"]) as server:
+            service.prometheus = server
+            yield service
+
+    def test_1_nodes_come_are_interrupted_drift_and_go(self, service):
+        def two_of(pool, space):
+            return workloads.namespace(space), workloads.workload(space, "server", REPLICAS, 1200, 512, nodeSelector={"team": pool})
+
+        service.plane.apply(*two_of(POOL, SPACE), *two_of("steady", "steady"))
+        for space in (SPACE, "steady"):
+            service.wait_bound(space, REPLICAS, 120)
+        interrupted = sorted(service.claims(POOL), key=key)[0]
+        send(service, "aws.ec2", "EC2 Spot Instance Interruption Warning", **{"instance-id": service.instance_of(interrupted), "instance-action": "terminate"})
+        service.wait(lambda: key(interrupted) not in service.names(POOL) and service.mirror.all_bound(REPLICAS, SPACE), 150, "the interrupted node replaced")
+        service.api.scale("Deployment", "server", "steady", REPLICAS - 2)
+        service.wait(lambda: len(service.names("steady")) == REPLICAS - 2, 120, "empty nodes removed")
+        old = set(service.names("steady"))
+        service.api.patch("NodePool", "steady", {"spec": {"template": {"metadata": {"labels": {"wave": "2"}}}}})
+        drifted = lambda: not old & set(service.names("steady")) and service.mirror.all_bound(REPLICAS - 2, "steady") and service.mirror.settled()
+        service.wait(drifted, 240, "drifted nodes replaced")
+        # No node is large enough: they wait, and are seen to wait.
+        impossible = workloads.workload("waits", "impossible", 2, 900_000, 512, nodeSelector={workloads.ZONE: aws.ZONES[0]})
+        service.plane.apply(workloads.namespace("waits"), impossible)
+        waiting = lambda: service.stowage.metric("karpenter_scheduler_pending_pods_by_effective_zone_count", f'zone="{aws.ZONES[0]}"')
+        service.poll(lambda: waiting() == 2, 30, "waiting pods counted", waiting)
+        service.poll(lambda: service.prometheus.query("karpenter_scheduler_pending_pods_by_effective_zone_count > 1"), 30, "and scraped", waiting)
+        service.api.delete("Deployment", "impossible", "waits")
+        service.assert_nothing_leaked()
+
+    def test_2_what_users_of_karpenter_watch_has_data(self, service):
+        rows = rows_of(service.prometheus, EXPRESSIONS.items())
+        print(f"\n{prometheus.table(rows)}", flush=True)
+        assert [title for title, _, count, _ in rows if not count] == []
+
+    def test_3_so_have_the_dashboards_of_others(self, service, tmp_path):
+        own = tmp_path / "own.json"
+        own.write_text(json.dumps({"panels": [{"title": "Nodes", "targets": [{"expr": 'count(karpenter_nodes_allocatable{nodepool=~"$nodepool"})'}]}]}))
+        folder = os.environ.get("STOWAGE_DASHBOARDS")
+        ours = []
+        for file in [own, *(sorted(pathlib.Path(folder).iterdir()) if folder else [])]:
+            rows = rows_of(service.prometheus, prometheus.expressions(file))
+            print(f"\n{file.name}: {sum(1 for row in rows if row[2])} of {len(rows)} expressions have data\n{prometheus.table(rows)}", flush=True)
+            assert rows, file
+            ours += [row for row in rows if row[3] not in OF_OTHERS]
+        found = sum(1 for row in ours if row[2])
+        print(f"\n{found} of {len(ours)} expressions with metrics of Karpenter have data", flush=True)
+        assert found >= ENOUGH * len(ours)
+
+    def test_4_the_text_is_as_prometheus_wants_it(self, service):
+        text = service.stowage.probe("/metrics", "metrics")[1]
+        status, output = service.prometheus.promtool("check", "metrics", text=first_samples(text))
+        assert (set(output.splitlines()) - {""}, status) == (COMPLAINTS, 3)
+
+    def test_5_every_metric_of_the_reference_is_scraped_with_its_type(self, service):
+        """Of those of Karpenter's name that a run like this one has."""
+        page = (pathlib.Path(__file__).parent.parent / "docs" / "reference" / "metrics.md").read_text()
+        assert "karpenter_nodes_allocatable" in page
+        kinds = dict(line.split(" ")[2:4] for line in service.stowage.probe("/metrics", "metrics")[1].splitlines() if line.startswith("# TYPE "))
+        wrong = []
+        for line in page.splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if len(cells) >= 2 and cells[0].startswith("`"):
+                for name in cells[0].replace("`", "").split(", "):
+                    if name in kinds and kinds[name] != cells[1]:
+                        wrong.append((name, kinds[name], cells[1]))
+        assert wrong == [] and len(kinds) > 100, (wrong, len(kinds))
