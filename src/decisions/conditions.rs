@@ -120,24 +120,29 @@ impl<T: Conditioned> Followed<T> {
             self.0 = Some(objects.clone());
             return Vec::new();
         };
-        let mut out = Vec::new();
+        let (mut changed, mut gone) = (Vec::new(), Vec::new());
+        let mut before = seen.iter().peekable();
         for (name, object) in objects {
-            let old = seen.get(name);
-            if old.is_some_and(|old| Arc::ptr_eq(old, object)) {
-                continue;
+            while let Some((old, _)) = before.next_if(|(old, _)| *old < name) {
+                gone.push(old.clone());
             }
-            match seen.insert(name.clone(), Arc::clone(object)) {
+            match before.next_if(|(old, _)| *old == name) {
+                Some((_, old)) if Arc::ptr_eq(old, object) => {}
+                _ => changed.push((name.clone(), Arc::clone(object))),
+            }
+        }
+        gone.extend(before.map(|(old, _)| old.clone()));
+        let mut out = Vec::new();
+        for (name, object) in changed {
+            match seen.insert(name, Arc::clone(&object)) {
                 Some(old) if old.meta().uid != object.meta().uid => {
                     out.push(Change { old: Some(old), new: None });
-                    out.push(Change { old: None, new: Some(Arc::clone(object)) });
+                    out.push(Change { old: None, new: Some(object) });
                 }
-                old => out.push(Change { old, new: Some(Arc::clone(object)) }),
+                old => out.push(Change { old, new: Some(object) }),
             }
         }
-        if seen.len() > objects.len() {
-            let gone = seen.extract_if(.., |name, _| !objects.contains_key(name));
-            out.extend(gone.map(|(_, old)| Change { old: Some(old), new: None }));
-        }
+        out.extend(gone.iter().filter_map(|name| Some(Change { old: Some(seen.remove(name)?), new: None })));
         out
     }
 }

@@ -4,23 +4,11 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::model::time::UnixMillis;
-use crate::state::pods::{Phase, PodRecord};
-use crate::state::tables::ClusterState;
+use crate::state::pods::{Phase, PodProgress, PodRecord};
 use crate::sync::lock;
 
 /// Times that are kept until they are taken; more are dropped.
 const MAX_TIMES: usize = 100_000;
-
-/// How far this process has come with a pod.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PodProgress {
-    /// It was observed pending, and has not been ready since.
-    pub is_starting: bool,
-    /// The first plan with it, whether that found a node for it or not.
-    pub decided_at: Option<UnixMillis>,
-    /// The first plan that has a node for it, and was written.
-    pub planned_at: Option<UnixMillis>,
-}
 
 /// What a pod took its time for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +35,7 @@ impl PodTimes {
         lock(&self.0).replace(Vec::new()).unwrap_or_default()
     }
 
-    fn add(&self, stage: PodStage, time: Duration) {
+    pub(super) fn add(&self, stage: PodStage, time: Duration) {
         if let Some(times) = lock(&self.0).as_mut().filter(|times| times.len() < MAX_TIMES) {
             times.push((stage, time));
         }
@@ -75,25 +63,12 @@ impl PodTimes {
     }
 }
 
-impl ClusterState {
-    /// Records that a plan decided on these pods.
-    pub fn record_decided<'k>(&mut self, keys: impl IntoIterator<Item = &'k str>, now: UnixMillis) {
-        for key in keys {
-            let pod = self.pods.get_mut(key).filter(|pod| pod.node.is_none() && pod.progress.decided_at.is_none());
-            if let Some(pod) = pod {
-                pod.progress.decided_at = Some(now);
-                let since = pod.first_unschedulable.unwrap_or(pod.first_seen);
-                self.pod_times.add(PodStage::Decision, now.saturating_since(since));
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::state::tables::ClusterState;
     use crate::test_support::objects;
 
     const CREATED: &str = "2026-01-01T00:00:00Z";

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::model::time::UnixMillis;
+use crate::state::pod_progress::PodStage;
 use crate::state::pods::Scheduling;
 use crate::state::tables::ClusterState;
 
@@ -31,6 +32,18 @@ impl PodWait {
 }
 
 impl ClusterState {
+    /// Records that a plan decided on these pods.
+    pub fn record_decided<'k>(&mut self, keys: impl IntoIterator<Item = &'k str>, now: UnixMillis) {
+        for key in keys {
+            let pod = self.pods.get_mut(key).filter(|pod| pod.node.is_none() && pod.progress.decided_at.is_none());
+            if let Some(pod) = pod {
+                pod.progress.decided_at = Some(now);
+                let since = pod.first_unschedulable.unwrap_or(pod.first_seen);
+                self.pod_times.add(PodStage::Decision, now.saturating_since(since));
+            }
+        }
+    }
+
     /// Records that these pods were planned, and the plan written at `now`.
     pub fn record_planned<'k>(&mut self, keys: impl IntoIterator<Item = &'k String>, now: UnixMillis) {
         for key in keys {

@@ -9,7 +9,6 @@ use crate::model::labels;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::planner::input::pod::PodEntry;
-use crate::state::pod_progress::PodProgress;
 use crate::state::protections::{is_invalid, protected_until};
 use crate::state::surge::Surge;
 
@@ -69,6 +68,17 @@ impl Phase {
     pub fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
+}
+
+/// How far this process has come with a pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PodProgress {
+    /// It was observed pending, and has not been ready since.
+    pub is_starting: bool,
+    /// The first plan with it, whether that found a node for it or not.
+    pub decided_at: Option<UnixMillis>,
+    /// The first plan that has a node for it, and was written.
+    pub planned_at: Option<UnixMillis>,
 }
 
 /// A watched pod.

@@ -1,0 +1,161 @@
+use std::sync::Arc;
+
+use prometheus::IntCounterVec;
+use prometheus::core::Collector;
+use serde_json::json;
+
+use super::*;
+use crate::decisions::placement::mode::PlacementMode;
+use crate::telemetry::Metrics;
+use crate::telemetry::controllers::ControllerMetrics;
+use crate::test_support::cloud::FakeCloud;
+use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::objects;
+
+fn claim(grace: Option<&str>, annotations: &serde_json::Value) -> NodeClaim {
+    let own = json!({(labels::NODE_POOL): "p", (labels::CAPACITY_TYPE): "spot"});
+    let meta = json!({"labels": own, "annotations": annotations});
+    objects::claim("c", &json!({"metadata": meta, "spec": {"terminationGracePeriod": grace}}))
+}
+
+fn pool(policy: &str) -> NodePool {
+    objects::node_pool("p", &json!({"spec": {"disruption": {"consolidationPolicy": policy}}}))
+}
+
+#[test]
+fn a_disrupted_claim_is_counted_with_karpenters_labels() {
+    for (reason, policy, grace, expected) in [
+        (DisruptionReason::Empty, "WhenEmpty", None, ["empty", "when_empty", "graceful"]),
+        (DisruptionReason::Underutilized, "Balanced", Some("1h"), ["underutilized", "balanced", "eventual"]),
+        (
+            DisruptionReason::Underutilized,
+            "WhenEmptyOrUnderutilized",
+            Some("0s"),
+            ["underutilized", "when_empty_or_underutilized", "forceful"],
+        ),
+        (DisruptionReason::Drifted, "WhenEmpty", None, ["drifted", "", "graceful"]),
+        (DisruptionReason::Expired, "WhenEmpty", None, ["expired", "", "graceful"]),
+        (DisruptionReason::SpotInterruption, "WhenEmpty", None, ["spot_interrupted", "", "graceful"]),
+        (
+            DisruptionReason::CapacityReservationInterruption,
+            "WhenEmpty",
+            None,
+            ["capacity_reservation_interrupted", "", "graceful"],
+        ),
+        (DisruptionReason::ScheduledChange, "WhenEmpty", None, ["scheduled_change", "", "graceful"]),
+        (DisruptionReason::InsufficientCapacity, "WhenEmpty", None, ["insufficient_capacity", "", "graceful"]),
+    ] {
+        let found = disrupted(&claim(grace, &json!({})), Some(&pool(policy)), reason);
+        let [reason, policy, mode] = expected;
+        assert_eq!(found, [reason, "p", "spot", policy, mode]);
+    }
+    let bare = NodeClaim { metadata: kube::api::ObjectMeta::default(), ..claim(None, &json!({})) };
+    assert_eq!(disrupted(&bare, None, DisruptionReason::Empty), ["empty", "", "", "", "graceful"], "without its pool");
+}
+
+#[test]
+fn a_new_claim_is_counted_by_whether_its_min_values_were_relaxed() {
+    for (annotations, relaxed) in [
+        (json!({}), "false"),
+        (json!({(labels::MIN_VALUES_RELAXED): "false"}), "false"),
+        (json!({(labels::MIN_VALUES_RELAXED): "true"}), "true"),
+    ] {
+        assert_eq!(created(&claim(None, &annotations), None), ["provisioned", "p", relaxed]);
+    }
+    let replacement = created(&claim(None, &json!({})), Some(DisruptionReason::Drifted));
+    assert_eq!(replacement, ["drifted", "p", "false"]);
+}
+
+#[tokio::test]
+async fn what_ends_is_counted_with_its_times() {
+    let ctx = FakeApi::default().context(Arc::new(FakeCloud::default()), PlacementMode::Extender);
+    let at = |seconds: i64| UnixMillis(seconds * 1_000).rfc3339();
+    let zoned = json!({(labels::NODE_POOL): "p", (labels::CAPACITY_TYPE): "spot", (labels::ZONE): "z"});
+    let condition = json!({"type": INSTANCE_TERMINATING, "status": "True", "reason": "r", "message": "", "lastTransitionTime": at(130)});
+    let marked = json!({(labels::DISRUPTING): "Empty/"});
+    let ended = objects::claim(
+        "c",
+        &json!({"metadata": {"labels": zoned, "annotations": marked, "deletionTimestamp": at(100)}, "status": {"conditions": [condition]}}),
+    );
+    let node = objects::node(
+        "n",
+        &json!({"metadata": {"labels": zoned, "creationTimestamp": at(40), "deletionTimestamp": at(110)}}),
+    );
+    let bare = claim(None, &json!({}));
+    let now = UnixMillis(150_000);
+    count_registered(&ctx, &ended);
+    count_drained(&ctx, &ended);
+    count_terminated_node(&ctx, &node, now);
+    count_terminated(&ctx, &ended, now);
+    count_terminated(&ctx, &bare, now);
+    count_pods_drained(&ctx, &ended, 3);
+    count_pods_drained(&ctx, &bare, 2);
+    let metrics = &ctx.metrics;
+    let counted = |counters: &IntCounterVec, labels: &[&str]| counters.with_label_values(labels).get();
+    assert_eq!(counted(&metrics.nodes_created, &["p", "z"]), 1);
+    assert_eq!(counted(&metrics.nodes_drained, &["p"]), 1);
+    assert_eq!(counted(&metrics.nodes_terminated, &["p", "z"]), 1);
+    assert_eq!(counted(&metrics.claims_terminated, &["p", "spot", "z"]), 1);
+    assert_eq!(counted(&metrics.claims_terminated, &["p", "spot", ""]), 1, "of a claim without instance");
+    assert_eq!(counted(&metrics.pods_drained, &["Empty"]), 3);
+    assert_eq!(counted(&metrics.pods_drained, &["Forceful Termination"]), 2);
+    for (seconds, expected) in [
+        (&metrics.nodes_lifetime_seconds, 110.0),
+        (&metrics.claims_termination_seconds, 50.0),
+        (&metrics.instance_termination_seconds, 20.0),
+    ] {
+        let of_pool = seconds.with_label_values(&["p"]);
+        assert_eq!((of_pool.get_sample_count(), of_pool.get_sample_sum().round()), (1, expected));
+    }
+    let terminations = metrics.nodes_termination_seconds.collect();
+    let summary = terminations[0].get_metric()[0].get_summary();
+    assert_eq!((summary.sample_count(), summary.sample_sum().round()), (1, 40.0));
+}
+
+#[tokio::test]
+async fn the_pods_of_a_disrupted_claim_that_need_another_node_are_counted() {
+    let ctx = FakeApi::default().context(Arc::new(FakeCloud::default()), PlacementMode::Extender);
+    let claim = objects::claim(
+        "c",
+        &json!({"metadata": {"labels": {(labels::NODE_POOL): "p"}}, "status": objects::launched("i-1", &[])}),
+    );
+    let owner = json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]);
+    ctx.cluster.update(|state| {
+        state.apply_claim(claim.clone());
+        state.apply_node(objects::node("n1", &json!({"spec": {"providerID": "aws:///z/i-1"}})));
+        for (name, patch) in [
+            ("a", json!({})),
+            ("b", json!({})),
+            ("daemon", json!({"metadata": {"ownerReferences": owner}})),
+            ("done", json!({"status": {"phase": "Succeeded"}})),
+        ] {
+            let mut pod = objects::pod(name, &patch);
+            pod.spec.as_mut().unwrap().node_name = Some("n1".into());
+            state.apply_pod(&pod, UnixMillis(1));
+        }
+    });
+    count_disrupted(&ctx, &claim, DisruptionReason::Drifted);
+    let labels = ["drifted", "p", "", "", "graceful"];
+    assert_eq!(ctx.metrics.claims_disrupted.with_label_values(&labels).get(), 1);
+    assert_eq!(ctx.metrics.pods_disrupted.with_label_values(&labels).get(), 2);
+}
+
+#[test]
+fn the_values_match_the_label_names() {
+    let all = Metrics::new();
+    let metrics = ControllerMetrics::new(all.registry()).unwrap();
+    let claim = claim(None, &json!({}));
+    metrics.claims_created.with_label_values(&created(&claim, None)).inc();
+    metrics
+        .claims_disrupted
+        .with_label_values(&disrupted(&claim, Some(&pool("WhenEmpty")), DisruptionReason::Empty))
+        .inc();
+    let text = all.text().unwrap();
+    for line in [
+        "stowage_nodeclaims_created_total{min_values_relaxed=\"false\",nodepool=\"p\",reason=\"provisioned\"} 1",
+        "stowage_nodeclaims_disrupted_total{capacity_type=\"spot\",consolidation_policy=\"when_empty\",nodepool=\"p\",\
+         reason=\"empty\",termination_mode=\"graceful\"} 1",
+    ] {
+        assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
+    }
+}
