@@ -1,6 +1,6 @@
 //! Metrics of the conditions of NodeClaims, NodePools, Nodes and EC2NodeClasses: their transitions, and at each scrape what they are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ use crate::telemetry::series::{head, label, sample};
 const PACE: Pace = Pace { debounce: Duration::from_secs(1), resync: Duration::from_secs(10) };
 /// Objects of a kind that have series; more would be too many for a scrape.
 const MAX_OBJECTS: usize = 20_000;
+/// Conditions of a kind, by type, status and reason, whose transitions are counted: a kubelet may write any.
+const MAX_COUNTED: usize = 1_000;
 /// Objects whose series are encoded at a time.
 const PART: usize = 100;
 
@@ -36,6 +38,19 @@ pub struct Objects {
     pools: Followed<NodePool>,
     nodes: Followed<Node>,
     classes: Followed<Ec2NodeClass>,
+    counted: [Counted; 4],
+}
+
+/// Type, status and reason of the conditions that are counted.
+#[derive(Debug, Default)]
+struct Counted(BTreeSet<[String; 3]>);
+
+impl Counted {
+    /// Whether a condition is counted: the first ones are.
+    fn admit(&mut self, condition: &ConditionView<'_>) -> bool {
+        let key = [condition.kind, condition.status, condition.reason].map(str::to_owned);
+        self.0.contains(&key) || (self.0.len() < MAX_COUNTED && self.0.insert(key))
+    }
 }
 
 /// What changed.
@@ -77,21 +92,25 @@ pub async fn run(ctx: Arc<Context>) {
 
 fn pass(ctx: &Context, objects: &mut Objects, now: UnixMillis) {
     let changes = objects.changes(&ctx.cluster.read());
-    count(&ctx.metrics.claim_conditions, &changes.claims, now);
-    count(&ctx.metrics.pool_conditions, &changes.pools, now);
-    count(&ctx.metrics.node_conditions, &changes.nodes, now);
-    count(&ctx.metrics.class_conditions, &changes.classes, now);
+    let [claims, pools, nodes, classes] = &mut objects.counted;
+    count(&ctx.metrics.claim_conditions, claims, &changes.claims, now);
+    count(&ctx.metrics.pool_conditions, pools, &changes.pools, now);
+    count(&ctx.metrics.node_conditions, nodes, &changes.nodes, now);
+    count(&ctx.metrics.class_conditions, classes, &changes.classes, now);
 }
 
 /// Counts the transitions and ends of objects.
-fn count<T: Conditioned>(metrics: &ConditionMetrics, changes: &[Change<T>], now: UnixMillis) {
+fn count<T: Conditioned>(metrics: &ConditionMetrics, counted: &mut Counted, changes: &[Change<T>], now: UnixMillis) {
     for Change { old, new } in changes {
         match (old, new) {
             (old, Some(new)) => {
                 for Transition { from, to } in transitions(old.as_deref(), &**new) {
+                    if !counted.admit(&to) {
+                        continue;
+                    }
                     let own = [to.kind, to.status, to.reason];
                     metrics.transitions.with_label_values(&values::<T>(&own, new.meta())).inc();
-                    if let Some(from) = from {
+                    if let Some(from) = from.filter(|from| counted.admit(from)) {
                         let own = [from.kind, from.status];
                         let seconds = to.since.saturating_since(from.since).as_secs_f64();
                         metrics.transition_seconds.with_label_values(&values::<T>(&own, new.meta())).observe(seconds);
@@ -319,6 +338,19 @@ mod tests {
     }
 
     #[test]
+    fn the_kinds_of_transitions_that_are_counted_are_bounded() {
+        let mut counted = Counted::default();
+        let reasons: Vec<String> = (0..=MAX_COUNTED).map(|number| number.to_string()).collect();
+        let view = |reason: &'static str| ConditionView { kind: "T", status: "True", reason, since: UnixMillis(0) };
+        assert!(counted.admit(&view("first")));
+        for reason in &reasons {
+            counted.admit(&ConditionView { reason, ..view("") });
+        }
+        assert!(counted.admit(&view("first")) && !counted.admit(&view("last")));
+        assert_eq!(counted.0.len(), MAX_COUNTED);
+    }
+
+    #[test]
     fn transitions_and_ends_are_counted_with_how_long_they_took() {
         let metrics = Metrics::new();
         let own = ControllerMetrics::new(metrics.registry()).unwrap();
@@ -330,7 +362,12 @@ mod tests {
             Change { old: Some(waits), new: Some(Arc::clone(&registered)) },
             Change { old: Some(registered), new: None },
         ];
-        count(&own.claim_conditions, &changes, UnixMillis::parse_rfc3339("2026-01-01T00:01:20Z").unwrap());
+        count(
+            &own.claim_conditions,
+            &mut Counted::default(),
+            &changes,
+            UnixMillis::parse_rfc3339("2026-01-01T00:01:20Z").unwrap(),
+        );
         let text = metrics.text().unwrap();
         let of_claim = "karpenter_k8s_aws_ec2nodeclass=\"default\",karpenter_sh_nodepool=\"p\"";
         for line in [

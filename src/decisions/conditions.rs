@@ -10,6 +10,11 @@ use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 
+/// Conditions of an object that count: a kubelet may write any number of them.
+const MAX_CONDITIONS: usize = 64;
+/// Longest type, status and reason that count, in bytes.
+const MAX_TEXT: usize = 256;
+
 /// A condition of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConditionView<'o> {
@@ -31,6 +36,12 @@ impl<'o> From<&'o Condition> for ConditionView<'o> {
     }
 }
 
+fn bounded<'o>(conditions: impl Iterator<Item = ConditionView<'o>>) -> Vec<ConditionView<'o>> {
+    let is_short =
+        |one: &ConditionView<'o>| [one.kind, one.status, one.reason].iter().all(|text| text.len() <= MAX_TEXT);
+    conditions.filter(is_short).take(MAX_CONDITIONS).collect()
+}
+
 /// An object whose conditions have metrics.
 pub trait Conditioned {
     /// Labels of the object that are labels of its metrics.
@@ -49,7 +60,7 @@ impl Conditioned for NodeClaim {
     }
 
     fn conditions(&self) -> Vec<ConditionView<'_>> {
-        self.status.iter().flat_map(|status| &status.conditions).map(ConditionView::from).collect()
+        bounded(self.status.iter().flat_map(|status| &status.conditions).map(ConditionView::from))
     }
 }
 
@@ -61,7 +72,7 @@ impl Conditioned for NodePool {
     }
 
     fn conditions(&self) -> Vec<ConditionView<'_>> {
-        self.status.iter().flat_map(|status| &status.conditions).map(ConditionView::from).collect()
+        bounded(self.status.iter().flat_map(|status| &status.conditions).map(ConditionView::from))
     }
 }
 
@@ -73,7 +84,7 @@ impl Conditioned for Ec2NodeClass {
     }
 
     fn conditions(&self) -> Vec<ConditionView<'_>> {
-        self.status.iter().flat_map(|status| &status.conditions).map(ConditionView::from).collect()
+        bounded(self.status.iter().flat_map(|status| &status.conditions).map(ConditionView::from))
     }
 }
 
@@ -92,7 +103,7 @@ impl Conditioned for Node {
             reason: condition.reason.as_deref().unwrap_or_default(),
             since: condition.last_transition_time.as_ref().map(UnixMillis::from).unwrap_or_default(),
         });
-        view.collect()
+        bounded(view)
     }
 }
 
@@ -211,6 +222,16 @@ mod tests {
         assert_eq!(of(Some(&unknown), &launching), [], "another reason");
         assert_eq!(of(Some(&launching), &ready), [(Some("Unknown".into()), "True".into())]);
         assert_eq!(of(Some(&ready), &none), [], "removed");
+    }
+
+    #[test]
+    fn a_kubelet_that_writes_many_conditions_gets_few_series() {
+        let mut conditions: Vec<Value> =
+            (0..10_000).map(|number| json!({"type": format!("T{number}"), "status": "True"})).collect();
+        conditions.insert(0, json!({"type": "Long", "status": "True", "reason": "x".repeat(1_000)}));
+        let node = objects::node("n", &json!({"status": {"conditions": conditions}}));
+        let views = Conditioned::conditions(&node);
+        assert_eq!((views.len(), views[0].kind), (MAX_CONDITIONS, "T0"));
     }
 
     #[test]
