@@ -62,8 +62,11 @@ impl Series {
         let mut all = empty();
         // An error: their configurations differ.
         self.windows.values().for_each(|window| drop(all.merge(window)));
+        // An estimate may be beyond the extremes, which are exact.
+        let (least, most) = (all.min().unwrap_or(f64::MIN), all.max().unwrap_or(f64::MAX));
+        let within = |value: f64| value.max(least).min(most);
         let quantile = |quantile: f64| {
-            let value = all.quantile(quantile).ok().flatten().unwrap_or(f64::NAN);
+            let value = all.quantile(quantile).ok().flatten().map_or(f64::NAN, within);
             let mut out = Quantile::default();
             out.set_quantile(quantile);
             out.set_value(value);
@@ -146,6 +149,19 @@ mod tests {
     fn text(summaries: &SummaryVec, now: Duration) -> Vec<String> {
         let text = TextEncoder::new().encode_to_string(&summaries.collect_at(now)).unwrap();
         text.lines().filter(|line| !line.starts_with("# HELP")).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn no_quantile_is_beyond_the_extremes() {
+        let summaries = NODES_TERMINATION_SECONDS.summaries();
+        for seconds in [5.0, 5.0, 4.97, 5.0] {
+            summaries.observe_at(&["p"], seconds, Duration::ZERO);
+        }
+        let values = text(&summaries, Duration::ZERO);
+        let values =
+            values[1..=QUANTILES.len()].iter().map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap());
+        let values: Vec<f64> = values.collect();
+        assert!(values.is_sorted() && values.iter().all(|value| (4.97..=5.0).contains(value)), "{values:?}");
     }
 
     #[test]
