@@ -84,7 +84,7 @@ EXPRESSIONS = {
     "leader": "max(leader_election_master_status)",
 }
 
-# Of Karpenter's names: those that this service has no series of, with the reason. docs/operations.md has the same list.
+# Names that dashboards have and this service does not, with the reason.
 ABSENT = {
     "karpenter_workqueue_": "there are no such queues",
     "workqueue_": "there are no such queues",

@@ -50,10 +50,10 @@ class Prometheus:
         self.process.wait()
         shutil.rmtree(self.dir, ignore_errors=True)
 
-    def query(self, expression, at=None):
+    def query(self, expression):
         """The values of an expression, those that are no numbers left out; without an answer none. Raises ValueError when it is refused."""
         try:
-            answer = requests.get(f"{self.url}/api/v1/query", params={"query": expression, "time": at or time.time()}, timeout=30)
+            answer = requests.get(f"{self.url}/api/v1/query", params={"query": expression, "time": time.time()}, timeout=30)
         except requests.ConnectionError:
             return []
         if answer.status_code == 503:  # it starts
