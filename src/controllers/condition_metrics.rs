@@ -26,8 +26,8 @@ use crate::telemetry::series::{head, label, sample};
 const PACE: Pace = Pace { debounce: Duration::from_secs(1), resync: Duration::from_secs(10) };
 /// Objects of a kind that have series; more would be too many for a scrape.
 const MAX_OBJECTS: usize = 20_000;
-/// Conditions of a kind, by type, status and reason, whose transitions are counted: a kubelet may write any.
-const MAX_COUNTED: usize = 1_000;
+/// Series of a kind by type, status, reason and labels of the object: a kubelet may write any of them.
+const MAX_COUNTED: usize = 10_000;
 /// Objects whose series are encoded at a time.
 const PART: usize = 100;
 
@@ -41,14 +41,15 @@ pub struct Objects {
     counted: [Counted; 4],
 }
 
-/// Type, status and reason of the conditions that are counted.
+/// Type, status and reason of the conditions that are counted, with the labels of their objects.
 #[derive(Debug, Default)]
-struct Counted(BTreeSet<[String; 3]>);
+struct Counted(BTreeSet<Vec<String>>);
 
 impl Counted {
-    /// Whether a condition is counted: the first ones are.
-    fn admit(&mut self, condition: &ConditionView<'_>) -> bool {
-        let key = [condition.kind, condition.status, condition.reason].map(str::to_owned);
+    /// Whether a condition of an object is counted: the first ones are.
+    fn admit<T: Conditioned>(&mut self, condition: &ConditionView<'_>, meta: &ObjectMeta) -> bool {
+        let own = [condition.kind, condition.status, condition.reason];
+        let key = values::<T>(&own, meta).into_iter().map(str::to_owned).collect();
         self.0.contains(&key) || (self.0.len() < MAX_COUNTED && self.0.insert(key))
     }
 }
@@ -105,12 +106,12 @@ fn count<T: Conditioned>(metrics: &ConditionMetrics, counted: &mut Counted, chan
         match (old, new) {
             (old, Some(new)) => {
                 for Transition { from, to } in transitions(old.as_deref(), &**new) {
-                    if !counted.admit(&to) {
+                    if !counted.admit::<T>(&to, new.meta()) {
                         continue;
                     }
                     let own = [to.kind, to.status, to.reason];
                     metrics.transitions.with_label_values(&values::<T>(&own, new.meta())).inc();
-                    if let Some(from) = from.filter(|from| counted.admit(from)) {
+                    if let Some(from) = from.filter(|from| counted.admit::<T>(from, new.meta())) {
                         let own = [from.kind, from.status];
                         let seconds = to.since.saturating_since(from.since).as_secs_f64();
                         metrics.transition_seconds.with_label_values(&values::<T>(&own, new.meta())).observe(seconds);
@@ -342,11 +343,17 @@ mod tests {
         let mut counted = Counted::default();
         let reasons: Vec<String> = (0..=MAX_COUNTED).map(|number| number.to_string()).collect();
         let view = |reason: &'static str| ConditionView { kind: "T", status: "True", reason, since: UnixMillis(0) };
-        assert!(counted.admit(&view("first")));
+        let in_pool = |pool: &str| ObjectMeta {
+            labels: Some([(labels::NODE_POOL.to_owned(), pool.to_owned())].into()),
+            ..ObjectMeta::default()
+        };
+        let meta = in_pool("p");
+        assert!(counted.admit::<Node>(&view("first"), &meta));
         for reason in &reasons {
-            counted.admit(&ConditionView { reason, ..view("") });
+            counted.admit::<Node>(&ConditionView { reason, ..view("") }, &meta);
         }
-        assert!(counted.admit(&view("first")) && !counted.admit(&view("last")));
+        assert!(counted.admit::<Node>(&view("first"), &meta) && !counted.admit::<Node>(&view("last"), &meta));
+        assert!(!counted.admit::<Node>(&view("first"), &in_pool("forged")), "labels count, too");
         assert_eq!(counted.0.len(), MAX_COUNTED);
     }
 
