@@ -122,8 +122,8 @@ test-replay: build tools moto ## Plans of random clusters, replayed through kube
 test-control-plane: tools moto ## The control plane itself
 	$(call pytest,control_plane)
 
-test-chart: build tools moto ## The chart and the plain manifests on a real control plane, with the real cert-manager
-	$(call pytest,chart chart_policies certificates)
+test-chart: build tools moto ## The chart, its alerts and the plain manifests on a real control plane, with the real cert-manager
+	$(call pytest,chart chart_policies alerts certificates)
 
 test-kubelets: tools moto ## moto, and kubelets for its instances
 	$(call pytest,kubelets)

@@ -9,11 +9,14 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 
 import aws
 import prometheus
 import services
 import workloads
+from alerts_test import rendered
+from chart_test import helm  # noqa: F401 (a fixture)
 from ec2_leaving_test import send
 from kube import key
 from services import small_pool
@@ -94,6 +97,22 @@ ABSENT = {
 OF_OTHERS = ("of kube-state-metrics", "of node-exporter")
 
 
+# Series of alerts that only trouble creates. It is repeated while it lasts, so that the alert sees the next one.
+ONLY_IN_TROUBLE = {
+    'stowage_apiserver_requests_total{code="403"}',
+    'stowage_nodeclaims_disrupted_total{reason=~"launch_timeout|registration_timeout|initialization_timeout"}',
+}
+
+
+def selectors(expression):
+    """The series that an expression reads, whatever a label must not be."""
+    found = []
+    for name, _, labels in re.findall(r"\b((?:stowage|karpenter|operator)_\w+)(\{([^}]*)\})?", re.sub(r"by \([^)]*\)", "", expression)):
+        matchers = [matcher for matcher in re.findall(r'\w+(?:=~|=|!=|!~)"[^"]*"', labels) if "!" not in matcher.split('"')[0]]
+        found.append(f"{name}{{{','.join(matchers)}}}" if matchers else name)
+    return found
+
+
 def reason_of(expression):
     """Why an expression has no data, as far as the names of its metrics say it."""
     for name in prometheus.series_of(expression):
@@ -134,7 +153,7 @@ class TestPrometheus:
         for pool in pools:
             pool["spec"]["limits"] = limits
             pool["spec"]["disruption"] |= {"consolidateAfter": "2s", "budgets": [{"nodes": "100%"}]}
-        with services.ec2(plane, pools) as service, prometheus.Prometheus(plane.bin, service.stowage.addresses["metrics"]) as server:
+        with services.ec2(plane, pools) as service, prometheus.Prometheus(plane.bin, service.stowage.addresses["metrics"], rendered(request.getfixturevalue("helm"))) as server:
             service.prometheus = server
             yield service
 
@@ -200,3 +219,12 @@ class TestPrometheus:
                     if name in kinds and kinds[name] != cells[1]:
                         wrong.append((name, kinds[name], cells[1]))
         assert wrong == [] and len(kinds) > 100, (wrong, len(kinds))
+
+    def test_6_no_alert_fires_and_each_has_the_series_that_it_is_about(self, service):
+        """Those of a counter are there before it counts anything, since an alert on an increase would miss the first one."""
+        rules = service.prometheus.alerts()
+        assert [rule["name"] for rule in rules if rule["health"] != "ok"] == [] and len(rules) > 30
+        print("\n" + "\n".join(f"{rule['state']:>9}  {rule['name']}" for rule in rules), flush=True)
+        assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
+        without = [(rule["name"], selector) for rule in rules for selector in selectors(rule["query"]) if not service.prometheus.query(selector)]
+        assert {selector for _, selector in without} - ONLY_IN_TROUBLE == set()

@@ -19,10 +19,10 @@ START_TIMEOUT = 30.0
 
 
 class Prometheus:
-    """A running Prometheus that scrapes `http://ADDRESS/metrics` every second, as a context manager."""
+    """A running Prometheus that scrapes `http://ADDRESS/metrics` and evaluates rules every second, as a context manager."""
 
-    def __init__(self, bin, address):
-        self.bin, self.address = pathlib.Path(bin), address
+    def __init__(self, bin, address, rules):
+        self.bin, self.address, self.rules = pathlib.Path(bin), address, rules
 
     def __enter__(self):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="stowage-prometheus-"))
@@ -30,7 +30,8 @@ class Prometheus:
         targets = [{"targets": [self.address], "labels": {"cluster": CLUSTER}}]
         scrape = {"job_name": JOB, "scrape_interval": "1s", "scrape_timeout": "1s", "static_configs": targets}
         config = self.dir / "prometheus.yml"
-        config.write_text(yaml.safe_dump({"scrape_configs": [scrape]}))
+        (self.dir / "rules.yml").write_text(yaml.safe_dump(self.rules))
+        config.write_text(yaml.safe_dump({"global": {"evaluation_interval": "1s"}, "rule_files": ["rules.yml"], "scrape_configs": [scrape]}))
         self.url = f"http://127.0.0.1:{harness.free_port()}"
         command = [self.bin / "prometheus", f"--config.file={config}", f"--storage.tsdb.path={self.dir / 'data'}"]
         with open(self.log, "wb") as log:
@@ -64,6 +65,11 @@ class Prometheus:
         data = body["data"]
         results = [{"value": data["result"]}] if data["resultType"] == "scalar" else data["result"]
         return [value for value in (float(result["value"][1]) for result in results) if value == value]
+
+    def alerts(self):
+        """The alerting rules, as Prometheus has evaluated them."""
+        groups = requests.get(f"{self.url}/api/v1/rules", params={"type": "alert"}, timeout=30).json()["data"]["groups"]
+        return [rule for group in groups for rule in group["rules"]]
 
     def promtool(self, *arguments, text=None):
         """Runs promtool, and returns its status and output."""

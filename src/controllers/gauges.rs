@@ -7,7 +7,7 @@ use prometheus::{GaugeVec, HistogramVec};
 
 use crate::clock;
 use crate::controllers::context::Context;
-use crate::controllers::disruption::metrics::preset;
+use crate::controllers::preset::{preset, preset_pools};
 use crate::decisions::gauges::{Gauges, Series};
 use crate::decisions::provisioning::pending_zones::pending_by_zone;
 use crate::decisions::staleness::Removal;
@@ -43,6 +43,7 @@ fn pass(ctx: &Context, before: &Gauges, now: UnixMillis) -> Gauges {
     let (metrics, pools) = (&ctx.metrics, ctx.ready_pools());
     let (gauges, times, nodes, waiting, ignored) = {
         let state = ctx.cluster.read();
+        preset_pools(metrics, state.pools.keys());
         let (holds, facts) = (ctx.derived.holds(&state, now), ctx.derived.facts(&state, &pools));
         let demand = ctx.derived.demand(&state, now);
         let unbound = state.unbound.iter().filter_map(|key| state.pods.get(key));

@@ -24,6 +24,7 @@ pub mod node_class;
 pub mod node_pool;
 pub mod node_series;
 pub mod pod_series;
+pub mod preset;
 pub mod provisioning;
 pub mod pure_parts;
 pub mod retry_policy;

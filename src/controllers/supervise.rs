@@ -27,6 +27,8 @@ async fn supervised_with<F>(
     F: Future<Output = ()>,
 {
     let mut wait = first;
+    // Before the first panic: an alert on an increase would miss it.
+    panics.with_label_values(&[name]).inc_by(0);
     loop {
         let started = Instant::now();
         let Err(panic) = catch_async(run()).await else { return };

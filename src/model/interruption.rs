@@ -16,3 +16,14 @@ pub enum MessageKind {
     /// The instance is shutting down or terminated.
     StateChange,
 }
+
+impl MessageKind {
+    pub const ALL: [Self; 6] = [
+        Self::SpotInterruption,
+        Self::RebalanceRecommendation,
+        Self::CapacityReservationInterruption,
+        Self::ScheduledChange,
+        Self::Stopped,
+        Self::StateChange,
+    ];
+}

@@ -67,18 +67,29 @@ impl Metrics {
     fn registered_in(registry: Registry) -> Result<Self, prometheus::Error> {
         let build_info = register(&registry, declared::BUILD_INFO.gauges())?;
         build_info.with_label_values(&[env!("CARGO_PKG_VERSION"), "", goarch(), ""]).set(1);
+        let extender_requests = register(&registry, declared::EXTENDER_REQUESTS.counters())?;
+        let extender_seconds = register(&registry, declared::EXTENDER_SECONDS.histograms())?;
+        let webhook_requests = register(&registry, declared::WEBHOOK_REQUESTS.counters())?;
+        let cert_reloads = register(&registry, declared::CERT_RELOADS.counters())?;
+        // Before the first failure: an alert on an increase would miss it.
+        for verb in ["filter", "prioritize", "preempt"] {
+            extender_requests.with_label_values(&[verb, "403"]).inc_by(0);
+            let _ = extender_seconds.with_label_values(&[verb]);
+        }
+        webhook_requests.with_label_values(&["doubtful"]).inc_by(0);
+        cert_reloads.with_label_values(&["error"]).inc_by(0);
         Ok(Self {
             names: MetricNames::default(),
-            extender_requests: register(&registry, declared::EXTENDER_REQUESTS.counters())?,
-            extender_seconds: register(&registry, declared::EXTENDER_SECONDS.histograms())?,
+            extender_requests,
+            extender_seconds,
             filter_denied: register(&registry, declared::FILTER_DENIED.counters())?,
             extender_stale: register(&registry, declared::EXTENDER_STALE.counter())?,
             preempt_dropped: register(&registry, declared::PREEMPT_DROPPED.counters())?,
-            webhook_requests: register(&registry, declared::WEBHOOK_REQUESTS.counters())?,
+            webhook_requests,
             webhook_seconds: register(&registry, declared::WEBHOOK_SECONDS.histograms())?,
             webhook_rules: register(&registry, declared::WEBHOOK_RULES.counters())?,
             cert_expiry: register(&registry, declared::CERT_EXPIRY.float_gauges())?,
-            cert_reloads: register(&registry, declared::CERT_RELOADS.counters())?,
+            cert_reloads,
             panics: register(&registry, declared::HANDLER_PANICS.counter())?,
             connections: register(&registry, declared::CONNECTIONS.gauges())?,
             connections_closed: register(&registry, declared::CONNECTIONS_CLOSED.counters())?,
@@ -169,6 +180,9 @@ mod tests {
         let text = metrics.text().unwrap();
         for line in [
             "stowage_extender_requests_total{code=\"200\",verb=\"filter\"} 1",
+            "stowage_extender_requests_total{code=\"403\",verb=\"preempt\"} 0",
+            "stowage_webhook_requests_total{result=\"doubtful\"} 0",
+            "stowage_cert_reloads_total{result=\"error\"} 0",
             "stowage_extender_seconds_bucket{verb=\"filter\",le=\"0.0005\"} 1",
             "stowage_webhook_rule_total{rule=\"n1\"} 1",
             "stowage_cert_expiry_seconds{certificate=\"serving\"} 86400",

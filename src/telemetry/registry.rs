@@ -234,6 +234,8 @@ metrics! {
         "Scores of moves of consolidation under the policy `Balanced`.";
     RATE_CAPPED = "rate_capped_total", Kind::Counter, Leader, ["action": "`purchase`, `disruption`"],
         "Nodes that waited since the cap per minute was reached, counted at each attempt.";
+    INTERRUPTION_READS = "interruption_reads_total", Kind::Counter, Leader, ["result": "`ok`, `error`"],
+        "Reads of the interruption queue, each of which waits up to 20 s for messages.";
     MESSAGES_REFUSED = "interruption_refused_messages_total", Kind::Counter, Leader, [
             "message_type": "`spot_interrupted`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`",
             "reason": "`running` (EC2 describes the instance as running a minute after the event), `wrong_capacity_type` (such as a spot interruption of an on-demand instance), `too_many` (unconfirmed warnings drained as many nodes in a minute as they may; the message is redelivered)",

@@ -15,7 +15,7 @@ use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 /// Reason of pods that leave a node whose claim is not disrupted, but deleted.
 const FORCEFUL: &str = "Forceful Termination";
 /// Reason of a new claim that replaces no node.
-const PROVISIONED: &str = "provisioned";
+pub const PROVISIONED: &str = "provisioned";
 
 /// Counts a new claim, which replaces nodes for `reason` if there is one.
 pub fn count_created(ctx: &Context, claim: &NodeClaim, reason: Option<DisruptionReason>) {

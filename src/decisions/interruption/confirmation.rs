@@ -32,6 +32,9 @@ pub enum Confirmation {
     Refused(Refusal),
 }
 
+/// Value of the metric label `reason` of a warning that comes after too many others.
+pub const TOO_MANY: &str = "too_many";
+
 /// Why a message has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {

@@ -1,0 +1,62 @@
+//! Counters that exist before anything is counted: an alert on an increase misses the first one of a series that appears with it.
+
+use crate::controllers::caps::Capped;
+use crate::controllers::disruption::metrics::preset as preset_disruption;
+use crate::controllers::node_claim::metrics::PROVISIONED;
+use crate::decisions::interruption::confirmation::{Refusal, TOO_MANY};
+use crate::decisions::interruption::response::kind_label;
+use crate::decisions::placement::hold_events::HoldEnd;
+use crate::model::interruption::MessageKind;
+use crate::telemetry::controllers::ControllerMetrics;
+
+/// Creates the series of a leader.
+pub fn preset(metrics: &ControllerMetrics) {
+    preset_disruption(metrics);
+    for capped in [Capped::Purchase, Capped::Disruption] {
+        metrics.capped.with_label_values(&[capped.label()]).inc_by(0);
+    }
+    for end in [HoldEnd::Planned, HoldEnd::Elsewhere, HoldEnd::Stray, HoldEnd::Released] {
+        metrics.holds_ended.with_label_values(&[end.metric_label()]).inc_by(0);
+    }
+    for kind in MessageKind::ALL.map(kind_label) {
+        for reason in [Refusal::Running.label(), Refusal::WrongCapacityType.label(), TOO_MANY] {
+            metrics.messages_refused.with_label_values(&[kind, reason]).inc_by(0);
+        }
+    }
+}
+
+/// Creates the series of NodePools.
+pub fn preset_pools<'p>(metrics: &ControllerMetrics, pools: impl IntoIterator<Item = &'p String>) {
+    for pool in pools {
+        metrics.claims_rejected.with_label_values(&[pool]).inc_by(0);
+        metrics.purchased_in_vain.with_label_values(&[pool]).inc_by(0);
+        metrics.claims_created.with_label_values(&[PROVISIONED, pool, "false"]).inc_by(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::Metrics;
+
+    #[test]
+    fn a_leader_has_series_before_anything_is_counted() {
+        let metrics = Metrics::new();
+        let own = ControllerMetrics::new(metrics.registry()).unwrap();
+        preset(&own);
+        preset_pools(&own, &["a".to_owned()]);
+        own.claims_rejected.with_label_values(&["a"]).inc();
+        preset_pools(&own, &["a".to_owned()]);
+        let text = metrics.text().unwrap();
+        for line in [
+            "stowage_rate_capped_total{action=\"disruption\"} 0",
+            "stowage_interruption_refused_messages_total{message_type=\"spot_interrupted\",reason=\"too_many\"} 0",
+            "stowage_holds_ended_total{result=\"stray\"} 0",
+            "stowage_nodeclaims_rejected_total{nodepool=\"a\"} 1",
+            "stowage_purchases_in_vain_total{nodepool=\"a\"} 0",
+            "karpenter_nodeclaims_created_total{min_values_relaxed=\"false\",nodepool=\"a\",reason=\"provisioned\"} 0",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
+        }
+    }
+}
