@@ -147,11 +147,11 @@ NAMES = ("both", "karpenter", "stowage")
 def registry(names="both"):
     """Labels by name of each series of the service, with this value of `controller.metrics.names`."""
     rows = re.findall(r"(?m)^\| (`\w+`(?:, `\w+`)?) \| (\w+) \| (.*?) \|", (ROOT / "docs" / "reference" / "metrics.md").read_text())
-    found = {}
+    found, of = {}, set()
     for metric, kind, labels in rows:
         published = re.findall(r"\w+", metric)
         chosen = [name for name in published if len(published) == 1 or names == "both" or name.startswith(f"{names}_")]
-        of = set(re.findall(r"(?:^|; )`(\w+)`: ", labels))
+        of = set(re.findall(r"(?:^|; )`(\w+)`: ", labels)) | (of if labels.startswith("`…`: as above") else set())
         for part, more in (("_bucket", {"le"}), ("_count", set()), ("_sum", set())) if kind == "histogram" else (("", set()),):
             found |= {name + part: of | more for name in chosen}
     return found
@@ -165,7 +165,7 @@ def grouped(expression):
 def unknown_series(expression, names="both"):
     """Metrics and labels of a query that the service does not have. The scrape adds the label `pod`."""
     known, problems, labels = registry(names), [], {"pod"}
-    for name, selector in re.findall(r"\b((?:stowage|karpenter)_\w+)(\{[^}]*\})?", expression):
+    for name, selector in re.findall(r'\b((?:stowage|karpenter|operator)_\w+)\b(?! *!?[=~]+ *")(\{[^}]*\})?', re.sub(r"\bby \([^)]*\)", "", expression)):
         if name not in known:
             problems.append(f"{name} does not exist")
             continue
@@ -220,6 +220,12 @@ class TestOffline:
     def test_disabled_admission_rules_are_named_to_the_service(self, helm):
         named = lambda rules: re.findall(r"name: STOWAGE_DISABLED_ADMISSION_RULES\n +value: (.*)", helm("template", "stowage", CHART, *settings({"webhook.disabledRules": rules}), "--show-only", "templates/deployment.yaml").stdout)
         assert (named([]), named(["n13", "n9"])) == ([], ['"n13,n9"'])
+
+    def test_the_component_that_events_name_is_chosen(self, helm):
+        named = lambda values: re.findall(r"name: STOWAGE_REPORTING_COMPONENT\n +value: (.*)", helm("template", "stowage", CHART, *settings(values), "--show-only", "templates/deployment.yaml").stdout)
+        assert (named({}), named({"settings.reportingComponent": "karpenter"})) == ([], ['"karpenter"'])
+        refused = helm("template", "stowage", CHART, *settings({"settings.reportingComponent": "not a name"}), check=False)
+        assert refused.returncode != 0 and "reportingComponent" in refused.stderr
 
     def test_a_variable_of_the_user_replaces_that_of_the_chart(self, helm):
         # Two variables of one name would be merged by Helm in an order of its own.

@@ -22,6 +22,7 @@ from kube import key
 from services import small_pool
 
 SPACE, POOL = "watched", "watched"
+COMPONENT = "karpenter"  # reports the events
 REPLICAS = 4
 ENOUGH = 0.95  # of the expressions with metrics of Karpenter have data
 # promtool on names that are Karpenter's.
@@ -97,6 +98,16 @@ ABSENT = {
 OF_OTHERS = ("of kube-state-metrics", "of node-exporter")
 
 
+# What happens in this run, by reason of Karpenter: kinds of the objects.
+REASONS = {
+    "Nominated": ["Pod"],
+    "FailedScheduling": ["Pod"],
+    "Evicted": ["Pod"],
+    **{reason: ["NodeClaim"] for reason in ("Launched", "Registered", "Initialized", "Drifted", "Drained", "DisruptionLaunching", "DisruptionWaitingReadiness")},
+    **{reason: ["NodeClaim", "Node"] for reason in ("DisruptionTerminating", "Finalized", "SpotInterrupted")},
+    "Ready": ["NodePool", "NodeClaim"],
+}
+
 # Series of alerts that only trouble creates. It is repeated while it lasts, so that the alert sees the next one.
 ONLY_IN_TROUBLE = {
     'stowage_apiserver_requests_total{code="403"}',
@@ -153,7 +164,7 @@ class TestPrometheus:
         for pool in pools:
             pool["spec"]["limits"] = limits
             pool["spec"]["disruption"] |= {"consolidateAfter": "2s", "budgets": [{"nodes": "100%"}]}
-        with services.ec2(plane, pools) as service, prometheus.Prometheus(plane.bin, service.stowage.addresses["metrics"], rendered(request.getfixturevalue("helm"))) as server:
+        with services.ec2(plane, pools, settings={"STOWAGE_REPORTING_COMPONENT": COMPONENT}) as service, prometheus.Prometheus(plane.bin, service.stowage.addresses["metrics"], rendered(request.getfixturevalue("helm"))) as server:
             service.prometheus = server
             yield service
 
@@ -164,6 +175,7 @@ class TestPrometheus:
         service.plane.apply(*two_of(POOL, SPACE), *two_of("steady", "steady"))
         for space in (SPACE, "steady"):
             service.wait_bound(space, REPLICAS, 120)
+        service.first_pods = {f"{space}/{key(pod)}" for space in (SPACE, "steady") for pod in service.mirror.pods(space)}
         interrupted = sorted(service.claims(POOL), key=key)[0]
         send(service, "aws.ec2", "EC2 Spot Instance Interruption Warning", **{"instance-id": service.instance_of(interrupted), "instance-action": "terminate"})
         service.wait(lambda: key(interrupted) not in service.names(POOL) and service.mirror.all_bound(REPLICAS, SPACE), 150, "the interrupted node replaced")
@@ -220,7 +232,18 @@ class TestPrometheus:
                         wrong.append((name, kinds[name], cells[1]))
         assert wrong == [] and len(kinds) > 100, (wrong, len(kinds))
 
-    def test_6_no_alert_fires_and_each_has_the_series_that_it_is_about(self, service):
+    def test_6_events_have_the_reasons_of_karpenter_on_its_objects(self, service):
+        events = service.plane.events(reporter=COMPONENT)
+        seen = {(event["regarding"]["kind"], event["reason"]) for event in events}
+        print("\n" + "\n".join(sorted(f"{kind} {reason}" for kind, reason in seen)), flush=True)
+        assert {(kind, reason) for reason, kinds in REASONS.items() for kind in kinds} - seen == set()
+        assert not service.plane.events(), "all name the chosen component"
+        nominated = {f"{event['regarding']['namespace']}/{event['regarding']['name']}": event["note"] for event in events if event["reason"] == "Nominated"}
+        claims = {event["regarding"]["name"] for event in events if event["regarding"]["kind"] == "NodeClaim"}
+        named = {pod: re.match(r"planned on nodeclaim/([a-z0-9-]+)(, node/[a-z0-9.-]+)?: \S+ in \S+, (spot|on-demand)$", note) for pod, note in nominated.items()}
+        assert service.first_pods <= set(named) and all(found and found[1] in claims for found in named.values()), nominated
+
+    def test_7_no_alert_fires_and_each_has_the_series_that_it_is_about(self, service):
         """Those of a counter are there before it counts anything, since an alert on an increase would miss the first one."""
         rules = service.prometheus.alerts()
         assert [rule["name"] for rule in rules if rule["health"] != "ok"] == [] and len(rules) > 30

@@ -135,7 +135,7 @@ fn annotations_page() -> String {
 
 fn events_page() -> String {
     let mut page = format!(
-        "{GENERATED}# Events\n\nThe reporting component is `stowage`. [operations.md](../operations.md#events) says how to list events, and how many \
+        "{GENERATED}# Events\n\nThe reporting component is `stowage`, or the value of `--reporting-component`. [operations.md](../operations.md#events) says how to list events, and how many \
          are emitted. The last column says where Karpenter has the same reason: on an event about the same kind of object, or on a condition.\n"
     );
     let sections = [
@@ -153,6 +153,13 @@ fn events_page() -> String {
             "The reason is that of the condition `Drifted`. The note has the actual and the desired value.",
         ),
         (Topic::Disruption, "Voluntary disruption", ""),
+        (
+            Topic::Conditions,
+            "Conditions",
+            "Transitions of a condition to another status: the reason is the type of the condition, and the note has both statuses, the reason and the message of the \
+             condition. Those of Nodes of a NodePool, NodeClaims and NodePools are reported, without `Consolidatable`, which changes with each pod, `Launched`, which is an event of its own, and `InstanceTerminating`, which is that of an interruption. At most 20 events per second are about transitions, \
+             replacements (`DisruptionLaunching`, `DisruptionWaitingReadiness`) and finalizers (`Finalized`); others wait, and beyond 4,096 that wait they are dropped.",
+        ),
         (Topic::Interruption, "Interruption", ""),
         (
             Topic::NodePools,

@@ -342,7 +342,13 @@ mod tests {
     fn the_kinds_of_transitions_that_are_counted_are_bounded() {
         let mut counted = Counted::default();
         let reasons: Vec<String> = (0..=MAX_COUNTED).map(|number| number.to_string()).collect();
-        let view = |reason: &'static str| ConditionView { kind: "T", status: "True", reason, since: UnixMillis(0) };
+        let view = |reason: &'static str| ConditionView {
+            kind: "T",
+            status: "True",
+            reason,
+            message: "",
+            since: UnixMillis(0),
+        };
         let in_pool = |pool: &str| ObjectMeta {
             labels: Some([(labels::NODE_POOL.to_owned(), pool.to_owned())].into()),
             ..ObjectMeta::default()

@@ -59,6 +59,8 @@ pub struct Settings {
     pub static_capacity: bool,
     /// Whether consolidation replaces spot nodes with spot nodes.
     pub spot_to_spot: bool,
+    /// The component that events name.
+    pub reporting_component: String,
     pub plan: PlanSettings,
 }
 
@@ -143,7 +145,7 @@ impl Context {
         settings: Settings,
         metrics: ControllerMetrics,
     ) -> Self {
-        let recorder = EventRecorder::new(client.clone());
+        let recorder = EventRecorder::new(client.clone(), settings.reporting_component.clone());
         let (claims_created, quarantine, instance_checks) = (Notify::new(), Mutex::default(), Mutex::default());
         let caps = Caps::after(&cluster.read(), clock::now());
         let confirmed_drains = ConfirmedDrains::default();

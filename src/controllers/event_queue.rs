@@ -1,6 +1,8 @@
 //! Events that a loop emits in the background: its next decision does not wait for the API server to store them.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream;
@@ -34,12 +36,25 @@ pub struct EventQueue {
 impl EventQueue {
     /// Starts the worker that emits the events.
     pub fn start(ctx: &Arc<Context>) -> Self {
+        Self::every(ctx, Duration::ZERO)
+    }
+
+    /// The same, with at most so many events per second.
+    pub fn paced(ctx: &Arc<Context>, per_second: NonZeroU32) -> Self {
+        Self::every(ctx, Duration::from_secs(1) / per_second.get())
+    }
+
+    /// Starts the worker, which waits this long after it took an event.
+    fn every(ctx: &Arc<Context>, pause: Duration) -> Self {
         let (sender, receiver) = mpsc::channel::<Queued>(CAPACITY);
         let ctx = Arc::clone(ctx);
         let mut worker = JoinSet::new();
         worker.spawn(async move {
             let queued = stream::unfold(receiver, |mut receiver| async move {
                 let next = receiver.recv().await?;
+                if !pause.is_zero() {
+                    tokio::time::sleep(pause).await;
+                }
                 Some((next, receiver))
             });
             queued

@@ -17,8 +17,6 @@ use crate::model::events::{EventSpec, EventType};
 use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
-/// The component that the events name.
-const CONTROLLER: &str = "stowage";
 /// Equal events about one object are written at most once in this period.
 const REPEAT: Duration = Duration::from_mins(2);
 /// A refused event is not written again before this time has passed: some callers emit it in every pass.
@@ -50,6 +48,8 @@ struct Emitted {
 /// The recorder.
 pub struct EventRecorder {
     client: Client,
+    /// The component that the events name.
+    component: String,
     memory: Mutex<Memory>,
 }
 
@@ -86,8 +86,8 @@ impl Memory {
 }
 
 impl EventRecorder {
-    pub fn new(client: Client) -> Self {
-        Self { client, memory: Mutex::default() }
+    pub fn new(client: Client, component: String) -> Self {
+        Self { client, component, memory: Mutex::default() }
     }
 
     /// Writes an event, unless an equal one was written in the last two minutes. Returns whether it is written. A failure is only
@@ -132,16 +132,16 @@ impl EventRecorder {
                 other => return other.map(|_| (name, count)),
             }
         }
-        let new = event_object(about, event, now);
+        let new = event_object(about, event, &self.component, now);
         let name = new.metadata.name.clone().unwrap_or_default();
         api.create(&PostParams::default(), &new).await?;
         Ok((name, 1))
     }
 }
 
-fn event_object(about: &ObjectReference, event: EventSpec<'_>, now: Timestamp) -> Event {
+fn event_object(about: &ObjectReference, event: EventSpec<'_>, component: &str, now: Timestamp) -> Event {
     let declared = event.declared();
-    let object = beginning(about.name.as_deref().unwrap_or(CONTROLLER), NAME_BYTES).trim_end_matches(['-', '.']);
+    let object = beginning(about.name.as_deref().unwrap_or(component), NAME_BYTES).trim_end_matches(['-', '.']);
     let kind = match declared.event_type() {
         EventType::Warning => "Warning",
         EventType::Normal => "Normal",
@@ -157,8 +157,8 @@ fn event_object(about: &ObjectReference, event: EventSpec<'_>, now: Timestamp) -
         event_time: Some(MicroTime(now)),
         regarding: Some(about.clone()),
         note: Some(beginning(event.note(), NOTE_BYTES).to_owned()),
-        reporting_controller: Some(CONTROLLER.to_owned()),
-        reporting_instance: Some(CONTROLLER.to_owned()),
+        reporting_controller: Some(component.to_owned()),
+        reporting_instance: Some(component.to_owned()),
         type_: Some(kind.to_owned()),
         ..Event::default()
     }

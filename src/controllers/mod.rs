@@ -23,6 +23,7 @@ pub mod node_claim;
 pub mod node_class;
 pub mod node_pool;
 pub mod node_series;
+pub mod object_events;
 pub mod pod_series;
 pub mod preset;
 pub mod provisioning;

@@ -1,4 +1,4 @@
-//! The conditions of objects as the metrics `operator_*` show them (Karpenter core reference 8), and their transitions.
+//! The conditions of objects as metrics and events show them (Karpenter core reference 8 and 9), and their transitions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +21,7 @@ pub struct ConditionView<'o> {
     pub kind: &'o str,
     pub status: &'o str,
     pub reason: &'o str,
+    pub message: &'o str,
     /// Its last transition.
     pub since: UnixMillis,
 }
@@ -31,6 +32,7 @@ impl<'o> From<&'o Condition> for ConditionView<'o> {
             kind: &condition.type_,
             status: &condition.status,
             reason: &condition.reason,
+            message: &condition.message,
             since: UnixMillis::from(&condition.last_transition_time),
         }
     }
@@ -101,6 +103,7 @@ impl Conditioned for Node {
             kind: &condition.type_,
             status: &condition.status,
             reason: condition.reason.as_deref().unwrap_or_default(),
+            message: condition.message.as_deref().unwrap_or_default(),
             since: condition.last_transition_time.as_ref().map(UnixMillis::from).unwrap_or_default(),
         });
         bounded(view)
@@ -237,7 +240,8 @@ mod tests {
     #[test]
     fn a_node_has_its_conditions_also_without_reasons() {
         let node = objects::node("n", &json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}));
-        let expected = ConditionView { kind: "Ready", status: "False", reason: "", since: UnixMillis::default() };
+        let expected =
+            ConditionView { kind: "Ready", status: "False", reason: "", message: "", since: UnixMillis::default() };
         assert_eq!(Conditioned::conditions(&node), [expected]);
     }
 }

@@ -18,6 +18,7 @@ pub enum Topic {
     LaunchFailures,
     Drift,
     Disruption,
+    Conditions,
     Interruption,
     NodePools,
     NodeClasses,
@@ -144,7 +145,7 @@ events! {
     INVALID_DO_NOT_DISRUPT = "InvalidDoNotDisruptAnnotation", Warning, Pods, ["Pod", "Node", "NodeClaim"], Event,
         "`karpenter.sh/do-not-disrupt` is neither `true` nor `false` nor a duration. The pod or node is protected without an end; the note says what to write.";
     NOMINATED = "Nominated", Normal, Pods, ["Pod"], Event,
-        "The pod is planned on a new node. The note names the planned instance type and zone.";
+        "Room is kept for the pod. The note names the NodeClaim, its Node once there is one, and the offering.";
     PURCHASED_IN_VAIN = "PurchasedInVain", Warning, Pods, ["Pod", "NodePool"], No,
         "A node that was purchased for the pod did not take it. The note has the number of such nodes so far, what kept the pod off (what the objects show, else kube-scheduler's message), and when the pod is planned on a new node again: at once after the first, a minute after the second, then after 10 and 20 minutes. A changed NodePool, EC2NodeClass, DaemonSet or pod ends the wait, with at most three nodes in ten minutes. On the NodePool of the node: how many of its nodes this happened to at that moment.";
     QUARANTINED = "Quarantined", Warning, Pods, ["Pod", "NodePool", "Node", "NodeClaim", "DaemonSet"], No,
@@ -164,6 +165,8 @@ events! {
         "The node has less than nine tenths of the capacity that its instance type should have. The note names the resource: plans for such nodes are wrong.";
     FAILED_DRAINING = "FailedDraining", Warning, Lifecycle, ["NodeClaim", "Node"], Event,
         "Pods keep the node: the note names up to five of them, protected by `karpenter.sh/do-not-disrupt`, by a PodDisruptionBudget, or terminating for longer than their grace period. The drain continues; if it never ends, remove the protection or set a `terminationGracePeriod`. The condition `Drained` of the NodeClaim (Unknown, `Draining`) says the same.";
+    FINALIZED = "Finalized", Normal, Lifecycle, ["NodeClaim", "Node"], Event,
+        "The finalizer `karpenter.sh/termination` is removed: the instance is terminated, and the object goes.";
     LAUNCHED = "Launched", Normal, Lifecycle, ["NodeClaim"], Event,
         "The instance was launched. The note names its instance type, zone and capacity type.";
     MULTIPLE_NODES_FOUND = "MultipleNodesFound", Warning, Lifecycle, ["NodeClaim"], Condition,
@@ -174,7 +177,7 @@ events! {
         "A condition of the Node has been unhealthy for longer than is tolerated. The node is removed without waiting for its pods.";
     NOT_INITIALIZED = "NotInitialized", Warning, Lifecycle, ["NodeClaim", "Node"], No,
         "The node is not initialized 15 minutes after it registered. The note has the reason of the condition `Initialized`, such as `StartupTaintsExist`: nobody removes a startup taint of the NodePool. It is deleted when no pod needs it.";
-    TERMINATION_GRACE_PERIOD_EXPIRING = "TerminationGracePeriodExpiring", Warning, Lifecycle, ["NodeClaim"], Event,
+    TERMINATION_GRACE_PERIOD_EXPIRING = "TerminationGracePeriodExpiring", Warning, Lifecycle, ["NodeClaim", "Node"], Event,
         "The NodeClaim is being deleted and has a deadline. The note says when its remaining pods will be deleted without eviction.";
     UNREGISTERED_TAINT_MISSING = "UnregisteredTaintMissing", Warning, Lifecycle, ["NodeClaim"], Event,
         "The Node registered without the taint `karpenter.sh/unregistered`. It is registered nevertheless, but pods may have been bound to it before. Set the taint in the image or the user data.";
@@ -243,18 +246,57 @@ events! {
 
     CONSOLIDATION_APPROVED = "ConsolidationApproved", Normal, Disruption, ["NodeClaim", "Node", "NodePool"], Event,
         "Consolidation under the policy `Balanced` begins. The note has the score; on the NodePool, if several nodes are removed together.";
+    CONSOLIDATION_CANDIDATE = "ConsolidationCandidate", Normal, Disruption, ["NodeClaim", "Node"], Event,
+        "Consolidation chose to remove the node. The note has what is removed and purchased together, and the saving.";
+    CONSOLIDATION_REJECTED = "ConsolidationRejected", Normal, Disruption, ["NodeClaim", "Node"], Event,
+        "A chosen node is not removed: it or its pods changed meanwhile, or a budget or a cap allows no more. It is evaluated again.";
     DISRUPTION_BLOCKED = "DisruptionBlocked", Normal, Disruption, ["NodeClaim", "Node", "NodePool"], Event,
         "On a NodeClaim and its Node: the node is not disrupted now, because the Node or a pod is protected, PodDisruptionBudgets refuse an eviction, pods are expected on it, or it is not initialized; a drifted one, or one that expires soon, also because its pods have no other place. The note says why; the node is evaluated again. On a NodePool: a budget allows no disruption for the reason in the note.";
     DISRUPTION_CANCELED = "DisruptionCanceled", Normal, Disruption, ["NodeClaim", "Node"], No,
         "A disruption that began is taken back before any pod was evicted: the new nodes were not ready in time or cost too much, a pod has no room elsewhere, or something protects the node now. The note says why. The node is tried again later.";
+    DISRUPTION_LAUNCHING = "DisruptionLaunching", Normal, Disruption, ["NodeClaim"], Event,
+        "The NodeClaim takes pods of nodes that are disrupted. The note names their NodeClaims, and why they are disrupted.";
     DISRUPTION_REPORTED = "DisruptionReported", Normal, Disruption, ["NodeClaim", "Node"], No,
         "The node would be disrupted now, for the reason in the note, but the ConfigMap `stowage-pause` has `disruption: report`. Repeated every 15 minutes.";
-    DISRUPTION_TERMINATING = "DisruptionTerminating", Normal, Disruption, ["NodeClaim"], Event,
+    DISRUPTION_TERMINATING = "DisruptionTerminating", Normal, Disruption, ["NodeClaim", "Node"], Event,
         "A voluntary disruption starts. The note has its reason: `Empty`, `Drifted`, `Underutilized` or `Expired`.";
+    DISRUPTION_WAITING_READINESS = "DisruptionWaitingReadiness", Normal, Disruption, ["NodeClaim"], Event,
+        "The instance of a replacement is launched. The nodes of the note are removed when it is ready.";
     SCALED_DOWN = "ScaledDown", Normal, Disruption, ["NodeClaim", "Node"], No,
         "The static NodePool has more nodes than `spec.replicas`, and this one is removed.";
     UNCONSOLIDATABLE = "Unconsolidatable", Normal, Disruption, ["NodeClaim", "Node"], Event,
         "Consolidation does not remove the node: the NodePool does not allow it, its pods have no other place, or its removal would not save enough. The note says why, and has the price of the node and what its removal could save. Emitted when the reason changes, and every 15 minutes.";
+
+    CONSISTENT_STATE_FOUND = "ConsistentStateFound", Normal, Conditions, ["NodeClaim"], Event,
+        "Whether the node has the capacity of its instance type.";
+    DISK_PRESSURE = "DiskPressure", Normal, Conditions, ["Node"], Event,
+        "Written by the kubelet.";
+    DISRUPTION_REASON = "DisruptionReason", Normal, Conditions, ["NodeClaim"], Event,
+        "The node is marked for a voluntary disruption.";
+    DRAINED = "Drained", Normal, Conditions, ["NodeClaim"], Event,
+        "Whether the pods have left the node that is terminated.";
+    DRIFTED = "Drifted", Normal, Conditions, ["NodeClaim"], Event,
+        "Whether the node is as its NodePool and EC2NodeClass are now.";
+    INITIALIZED = "Initialized", Normal, Conditions, ["NodeClaim"], Event,
+        "Whether the node is ready, with its resources and without startup taints.";
+    MEMORY_PRESSURE = "MemoryPressure", Normal, Conditions, ["Node"], Event,
+        "Written by the kubelet.";
+    NETWORK_UNAVAILABLE = "NetworkUnavailable", Normal, Conditions, ["Node"], Event,
+        "Written by the network plugin.";
+    NODE_CLASS_READY = "NodeClassReady", Normal, Conditions, ["NodePool"], Event,
+        "Whether the EC2NodeClass of the NodePool is ready.";
+    NODE_REGISTRATION_HEALTHY = "NodeRegistrationHealthy", Normal, Conditions, ["NodePool"], Event,
+        "Whether the instances of the NodePool become nodes.";
+    PID_PRESSURE = "PIDPressure", Normal, Conditions, ["Node"], Event,
+        "Written by the kubelet.";
+    READY = "Ready", Normal, Conditions, ["NodePool", "NodeClaim", "Node"], Event,
+        "Whether the conditions that it depends on are True; of a Node, what its kubelet reports.";
+    REGISTERED = "Registered", Normal, Conditions, ["NodeClaim"], Event,
+        "Whether the instance has become a Node.";
+    VALIDATION_SUCCEEDED = "ValidationSucceeded", Normal, Conditions, ["NodePool"], Event,
+        "Whether the spec is valid.";
+    VOLUMES_DETACHED = "VolumesDetached", Normal, Conditions, ["NodeClaim"], Event,
+        "Whether the volumes of the drained node are detached.";
 
     CAPACITY_RESERVATION_INSTANCE_INTERRUPTED = "CapacityReservationInstanceInterrupted", Warning, Interruption, ["NodeClaim", "Node"], Event,
         "The owner of the capacity reservation reclaims the instance in two minutes. The pods get another node.";
@@ -275,6 +317,8 @@ events! {
 
     INVALID_CONSOLIDATION_SETTING = "InvalidConsolidationSetting", Warning, NodePools, ["NodePool"], No,
         "An annotation of the NodePool that sets consolidation is invalid, and the default is used. The note says what to write.";
+    NO_COMPATIBLE_INSTANCE_TYPES = "NoCompatibleInstanceTypes", Warning, NodePools, ["NodePool"], Event,
+        "Nothing can be purchased from the NodePool: no instance type of its EC2NodeClass satisfies its requirements, or none that does has capacity now. The note says which.";
     NO_OFFERING_AVAILABLE = "NoOfferingAvailable", Warning, NodePools, ["NodePool"], No,
         "A static NodePool has fewer nodes than `spec.replicas`, and no available offering satisfies its requirements. Allow more instance types, zones or capacity types, or wait for capacity.";
     NODE_CLAIM_REJECTED = "NodeClaimRejected", Warning, NodePools, ["NodePool"], No,

@@ -258,6 +258,7 @@ impl FakeApi {
             node_repair: true,
             static_capacity: true,
             spot_to_spot: false,
+            reporting_component: "stowage".into(),
             plan,
         };
         let metrics = ControllerMetrics::new(&Registry::new()).unwrap();

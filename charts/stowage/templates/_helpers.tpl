@@ -150,12 +150,16 @@ runAsUser: 65532
 {{- end -}}
 {{- end -}}
 
-{{/* Variables of EC2 settings that differ from their defaults, unless `controller.env` sets them. */}}
-{{- define "stowage.ec2Variables" -}}
+{{/* Variables of settings that differ from their defaults, unless `controller.env` sets them. Those of EC2 are for it only. */}}
+{{- define "stowage.variables" -}}
 {{- $named := list -}}
 {{- range .Values.controller.env }}{{ $named = append $named .name }}{{ end -}}
 {{- $settings := .Values.settings -}}
 {{- $variables := list
+  (list "DISABLE_CLUSTER_STATE_OBSERVABILITY" $settings.disableClusterStateObservability "false")
+  (list "STOWAGE_METRIC_NAMES" .Values.controller.metrics.names "both")
+  (list "STOWAGE_REPORTING_COMPONENT" $settings.reportingComponent "stowage") -}}
+{{- if eq $settings.cloud "ec2" }}{{ $variables = concat $variables (list
   (list "CLUSTER_ENDPOINT" $settings.clusterEndpoint "")
   (list "CLUSTER_CA_BUNDLE" $settings.clusterCABundle "")
   (list "INTERRUPTION_QUEUE" $settings.interruptionQueue "")
@@ -167,9 +171,7 @@ runAsUser: 65532
   (list "ENABLE_ZONAL_SHIFT" $settings.enableZonalShift "false")
   (list "AMI_REFRESH_INTERVAL" $settings.amiRefreshInterval "1m")
   (list "STOWAGE_OFFERING_METRICS" .Values.controller.metrics.offerings "true")
-  (list "DISABLE_CLUSTER_STATE_OBSERVABILITY" $settings.disableClusterStateObservability "false")
-  (list "STOWAGE_METRIC_NAMES" .Values.controller.metrics.names "both")
-  (list "SUBNET_REFRESH_INTERVAL" $settings.subnetRefreshInterval "1m") -}}
+  (list "SUBNET_REFRESH_INTERVAL" $settings.subnetRefreshInterval "1m")) }}{{ end -}}
 {{- range $variables -}}
 {{- if and (ne (toString (index . 1)) (index . 2)) (not (has (index . 0) $named)) }}
 - name: {{ index . 0 }}

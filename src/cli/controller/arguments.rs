@@ -137,6 +137,9 @@ pub struct ControllerArgs {
     /// Names of metrics that Karpenter has, too.
     #[arg(long, env = "STOWAGE_METRIC_NAMES", value_enum, default_value = "both")]
     pub metric_names: MetricNames,
+    /// Component that reports the events, such as `karpenter` for what selects the events of Karpenter.
+    #[arg(long, env = "STOWAGE_REPORTING_COMPONENT", default_value = "stowage", value_parser = parse_component)]
+    pub reporting_component: String,
     /// Lowest severity that is logged.
     #[arg(long, env = "LOG_LEVEL", value_enum, default_value = "info")]
     pub log_level: LogLevel,
@@ -164,6 +167,18 @@ pub struct ControllerArgs {
 /// `--disabled-admission-rules`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DisabledRules(pub Vec<&'static str>);
+
+/// The name of a component, as the API server accepts it in an event: a qualified name without a prefix.
+fn parse_component(text: &str) -> Result<String, String> {
+    let is_end = |byte: u8| byte.is_ascii_alphanumeric();
+    let bytes = text.as_bytes();
+    let inner = bytes.iter().all(|byte| is_end(*byte) || b"-_.".contains(byte));
+    let ends = [bytes.first(), bytes.last()].into_iter().flatten().all(|byte| is_end(*byte));
+    if inner && ends && (1..=63).contains(&text.len()) {
+        return Ok(text.to_owned());
+    }
+    Err("expected up to 63 letters, digits, '-', '_' and '.', such as stowage".to_owned())
+}
 
 fn parse_rules(text: &str) -> Result<DisabledRules, String> {
     let ids = text.split(',').filter(|id| !id.trim().is_empty());
@@ -211,6 +226,8 @@ mod tests {
             (["--disabled-admission-rules", "n1,n99"], ["--disabled-admission-rules", "n99", "n1, n9, n22, n13, n11"]),
             (["--disable-leader-election", "yes"], ["--disable-leader-election", "yes", "true, false"]),
             (["--simulated-boot-delay", "9s-3s"], ["--simulated-boot-delay", "9s-3s", "must not be longer"]),
+            (["--reporting-component", "a b"], ["--reporting-component", "a b", "letters, digits"]),
+            (["--reporting-component", "-a"], ["--reporting-component", "-a", "letters, digits"]),
         ] {
             let error = parse(&args).unwrap_err();
             for part in wanted {

@@ -16,7 +16,8 @@ use crate::controllers::context::Settings;
 use crate::controllers::debug_state::sources::DebugSources;
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::disruption;
-use crate::controllers::enforcement::{nominations, planned_taint};
+use crate::controllers::enforcement::{nominated_events, nominations, planned_taint};
+use crate::controllers::event_recorder::EventRecorder;
 use crate::controllers::interruption::{departure, queue, status_checks};
 use crate::controllers::leader::Candidate;
 use crate::controllers::leader::report::report;
@@ -24,12 +25,13 @@ use crate::controllers::node_claim::{
     capacity_reservations, consistency, drift, expiration, garbage_collection, lifecycle, repair, tagging,
 };
 use crate::controllers::node_class::{degraded_apis, reconcile};
-use crate::controllers::node_pool::{status, zonal_shift};
+use crate::controllers::node_pool::{no_instance_types, status, zonal_shift};
 use crate::controllers::provisioning::{pod_events, provisioner};
 use crate::controllers::static_pools::scale;
 use crate::controllers::supervise::supervised;
 use crate::controllers::{
-    Context, cloud_sync, condition_metrics, emergency_stop, gauges, node_series, pod_series, unsupported_kinds,
+    Context, cloud_sync, condition_metrics, emergency_stop, gauges, node_series, object_events, pod_series,
+    unsupported_kinds,
 };
 use crate::decisions::provisioning::batch_window::BatchLimits;
 use crate::model::pause;
@@ -65,6 +67,7 @@ pub(crate) fn lead(
     let unknown_gates = args.aws.unknown_gates().join(",");
     let has_object_series = !args.disable_cluster_state_observability;
     let services = !args.plan.scheduler_config.is_empty();
+    let component = args.reporting_component.clone();
     let settings = Settings {
         placement: args.placement,
         batch: BatchLimits::new(args.batch_idle_duration, args.batch_max_duration),
@@ -74,6 +77,7 @@ pub(crate) fn lead(
         node_repair: args.aws.node_repair(),
         static_capacity: args.aws.static_capacity(),
         spot_to_spot: args.aws.spot_to_spot(),
+        reporting_component: component.clone(),
         plan: args.plan.settings(),
     };
     async move {
@@ -101,9 +105,10 @@ pub(crate) fn lead(
         }
         let mut tasks = JoinSet::new();
         let starting = Starting { prepared, client: &client, failed: &metrics.cloud_starts_failed };
+        let recorder = EventRecorder::new(client.clone(), component);
         let started = tokio::select! {
             started = starting.lead_with_cloud(&election, &state, &mut stopped, &mut tasks) => started?,
-            never = report(election.other(), client.clone(), &cluster) => match never {},
+            never = report(election.other(), recorder, &cluster) => match never {},
         };
         let Some(cloud) = started else { return Ok(()) };
         let ctx = Arc::new(Context::new(client, evictions, cluster, derived, cloud, settings, metrics));
@@ -127,6 +132,7 @@ pub(crate) fn lead(
         loops.start("degraded APIs", TURN_LIMIT, degraded_apis::run);
         loops.start("node classes", CLOUD_TURN_LIMIT, reconcile::run);
         loops.start("node pools", TURN_LIMIT, status::run);
+        loops.start("no instance types", TURN_LIMIT, no_instance_types::run);
         loops.start("unsupported kinds", TURN_LIMIT, unsupported_kinds::run);
         loops.start("provisioner", TURN_LIMIT, provisioner::run);
         loops.start("static node pools", TURN_LIMIT, scale::run);
@@ -134,6 +140,8 @@ pub(crate) fn lead(
         loops.start("lifecycle", TURN_LIMIT, lifecycle::run);
         loops.start("planned taints", TURN_LIMIT, planned_taint::run);
         loops.start("nominations", TURN_LIMIT, nominations::run);
+        loops.start("nominated events", TURN_LIMIT, nominated_events::run);
+        loops.start("object events", TURN_LIMIT, object_events::run);
         loops.start("interruption queue", CLOUD_TURN_LIMIT, queue::run);
         loops.start("departure", TURN_LIMIT, departure::run);
         loops.start("status checks", CLOUD_TURN_LIMIT, status_checks::run);

@@ -111,7 +111,7 @@ impl Replacement {
         if is_report {
             return ([replicas, claims(&chosen)].concat(), 0);
         }
-        (Vec::new(), begun + begin(ctx, pools, chosen, reason).await)
+        (Vec::new(), begun + begin(ctx, &self.queue, pools, chosen, reason).await)
     }
 
     /// Returns the number of nodes whose disruption began.
@@ -146,7 +146,7 @@ impl Replacement {
             self.report_only.report(ctx, &pools, &self.queue, chosen, now);
             return 0;
         }
-        begun + also + begin(ctx, &pools, chosen, DisruptionReason::Underutilized).await
+        begun + also + begin(ctx, &self.queue, &pools, chosen, DisruptionReason::Underutilized).await
     }
 }
 

@@ -12,6 +12,7 @@ use crate::controllers::disruption::mark::mark;
 use crate::controllers::disruption::metrics::{self, Removed};
 use crate::controllers::disruption::roll_back::{RETRY, abandon, release};
 use crate::controllers::disruption::scores::report_approved;
+use crate::controllers::event_queue::EventQueue;
 use crate::controllers::provisioning::plan_writer::PlanWriter;
 use crate::decisions::disruption::candidates::pods_to_reschedule;
 use crate::decisions::disruption::ledger::{admitted, admitted_moves};
@@ -23,6 +24,7 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::holds::unheld;
 use crate::decisions::staleness::Removal;
 use crate::model::events;
+use crate::model::events::DeclaredEvent;
 use crate::planner::output::plan::Plan;
 use crate::state::instance_types::ReadyPool;
 use crate::state::object_ext::ObjectExt;
@@ -64,7 +66,13 @@ pub async fn start_empty(ctx: &Context, chosen: Vec<String>) {
 
 /// Begins moves: their new nodes and the room for their pods are written before any source is marked. Each as a whole, as far as the emergency
 /// stop, the budgets and the cap per minute still allow it, and its sources are as they were: a choice takes time. Returns the number of sources.
-pub async fn begin(ctx: &Context, pools: &[ReadyPool], moves: Vec<Move>, reason: DisruptionReason) -> usize {
+pub async fn begin(
+    ctx: &Context,
+    queue: &EventQueue,
+    pools: &[ReadyPool],
+    moves: Vec<Move>,
+    reason: DisruptionReason,
+) -> usize {
     if moves.is_empty() {
         return 0;
     }
@@ -73,6 +81,10 @@ pub async fn begin(ctx: &Context, pools: &[ReadyPool], moves: Vec<Move>, reason:
         return 0;
     }
     let (chosen, nodes) = (moves.len(), nodes_of(&moves));
+    let mut candidates = Candidates::default();
+    if reason == DisruptionReason::Underutilized {
+        candidates = report_candidates(ctx, queue, &moves);
+    }
     let mut admitted = {
         let state = ctx.cluster.read();
         admitted_moves(&state, &ctx.derived.facts(&state, pools), moves, reason, clock::now())
@@ -86,11 +98,50 @@ pub async fn begin(ctx: &Context, pools: &[ReadyPool], moves: Vec<Move>, reason:
             due.push(one);
         }
     }
+    for one in &due {
+        candidates.retain(|claim, _| !one.sources.contains_key(claim));
+    }
+    report_rejected(
+        ctx,
+        queue,
+        &candidates,
+        "a node or its pods changed meanwhile, or a budget or a cap allows no more",
+    );
     if due.len() < chosen {
         tracing::info!(chosen, admitted = due.len(), "chosen nodes changed, deciding again");
     }
-    let begun = stream::iter(due).map(|one| begin_one(ctx, pools, one, reason)).buffer_unordered(CONCURRENCY);
+    let begun = stream::iter(due).map(|one| begin_one(ctx, queue, pools, one, reason)).buffer_unordered(CONCURRENCY);
     begun.fold(0, |sum, sources| async move { sum + sources }).await
+}
+
+/// What is removed and purchased together with each NodeClaim.
+type Candidates = BTreeMap<String, String>;
+
+/// Reports the nodes that consolidation chose.
+fn report_candidates(ctx: &Context, queue: &EventQueue, moves: &[Move]) -> Candidates {
+    let candidates = moves.iter().flat_map(candidates_of).collect();
+    report_each(ctx, queue, &candidates, events::CONSOLIDATION_CANDIDATE, "");
+    candidates
+}
+
+fn candidates_of(one: &Move) -> Candidates {
+    let described = one.described();
+    one.sources.keys().map(|claim| (claim.clone(), described.clone())).collect()
+}
+
+/// Reports chosen nodes that are not removed.
+fn report_rejected(ctx: &Context, queue: &EventQueue, candidates: &Candidates, why: &str) {
+    let why = format!("not now: {why}; chosen was to ");
+    report_each(ctx, queue, candidates, events::CONSOLIDATION_REJECTED, &why);
+}
+
+fn report_each(ctx: &Context, queue: &EventQueue, candidates: &Candidates, event: &'static DeclaredEvent, why: &str) {
+    for (claim, described) in candidates {
+        let claim = ctx.cluster.read().claims.get(claim).map(Arc::clone);
+        if let Some(claim) = claim {
+            queue.emit_for_claim_and_node(ctx, &claim, event, &format!("{why}{described}"));
+        }
+    }
 }
 
 /// Number of nodes that moves remove.
@@ -99,7 +150,13 @@ fn nodes_of(moves: &[Move]) -> usize {
 }
 
 /// Begins a move, or takes back what was written of it. Returns the number of its sources.
-async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: DisruptionReason) -> usize {
+async fn begin_one(
+    ctx: &Context,
+    queue: &EventQueue,
+    pools: &[ReadyPool],
+    one: Move,
+    reason: DisruptionReason,
+) -> usize {
     let now = clock::now();
     let record = MoveRecord {
         id: format!("{}/{}", one.sources.keys().next().map_or("", String::as_str), now.rfc3339()),
@@ -118,6 +175,9 @@ async fn begin_one(ctx: &Context, pools: &[ReadyPool], one: Move, reason: Disrup
     };
     if let Some(why) = reserve(ctx, pools, &one, &terms, Some(reason)).await {
         tracing::info!(sources = ?record.sources, why, "move dropped before any node was marked");
+        if reason == DisruptionReason::Underutilized {
+            report_rejected(ctx, queue, &candidates_of(&one), &why);
+        }
         release(ctx, &pods).await;
         abandon(ctx, record.sources, RETRY);
         return 0;
@@ -186,7 +246,7 @@ pub(in crate::controllers) async fn start(
         "disruption started"
     );
     let note = format!("disrupting node: {}", reason.as_str());
-    ctx.emit_for_claim(&claim, events::DISRUPTION_TERMINATING.note(&note)).await;
+    ctx.emit_for_claim_and_node(&claim, events::DISRUPTION_TERMINATING.note(&note)).await;
     if let Err(error) = mark(ctx, &claim, DisruptionMark { reason, deadline: None }, record).await {
         tracing::warn!(claim = name, %error, "failed to mark node claim for disruption, retrying");
     }

@@ -2,6 +2,7 @@
 //! answers from.
 
 pub mod extender_view;
+pub mod nominated_events;
 pub mod nominations;
 pub mod opening;
 pub mod planned_taint;

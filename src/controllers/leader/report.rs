@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use kube::Client;
 use tokio::sync::watch::Receiver;
 
 use crate::clock;
@@ -17,8 +16,11 @@ use crate::state::Cluster;
 const REPEAT: Duration = Duration::from_mins(10);
 
 /// Logs each change of the other leader, and emits an event on every EC2NodeClass while there is one.
-pub async fn report(mut other: Receiver<Option<OtherLeader>>, client: Client, cluster: &Cluster) -> Infallible {
-    let recorder = EventRecorder::new(client);
+pub async fn report(
+    mut other: Receiver<Option<OtherLeader>>,
+    recorder: EventRecorder,
+    cluster: &Cluster,
+) -> Infallible {
     let mut was = None;
     loop {
         let leads = other.borrow_and_update().clone();

@@ -161,43 +161,48 @@ fn max_price(claim: &NodeClaim) -> Option<MicroUsd> {
     micro_usd(claim.annotations().get(labels::MAX_PRICE)?.parse().ok()?)
 }
 
-/// Offerings that a claim may be launched as, in ascending order of price.
+/// Offerings that a claim may be launched as now, in ascending order of price.
 pub fn acceptable(claim: &NodeClaim, catalog: &Catalog) -> Vec<Override> {
+    let available = offers(claim, catalog).filter(|(_, offering)| offering.available);
+    let found = available.map(|(instance_type, offering)| {
+        let acceptable = Override {
+            instance_type: instance_type.name.to_string(),
+            zone: offering.zone.to_string(),
+            capacity_type: offering.capacity_type,
+        };
+        (offering.price.0, acceptable)
+    });
+    let mut found: Vec<(i64, Override)> = found.collect();
+    found.sort_by(|(price, a), (other, b)| {
+        price.cmp(other).then_with(|| (&a.instance_type, &a.zone).cmp(&(&b.instance_type, &b.zone)))
+    });
+    found.into_iter().map(|(_, offering)| offering).collect()
+}
+
+/// Offerings that satisfy a claim, those without capacity included.
+pub fn offers<'c>(
+    claim: &'c NodeClaim,
+    catalog: &'c Catalog,
+) -> impl Iterator<Item = (&'c InstanceType, &'c Offering)> {
     let allowed = |key: &str| {
         let found = claim.spec.requirements.iter().find(|r| r.key == key && r.operator == "In");
         move |value: &str| found.is_none_or(|r| r.values.iter().any(|other| other == value))
     };
     let (type_ok, zone_ok, capacity_ok) =
         (allowed(labels::INSTANCE_TYPE), allowed(labels::ZONE), allowed(labels::CAPACITY_TYPE));
-    let requirements = Requirements::from_api(&claim.spec.requirements).unwrap_or_default();
+    let requirements = Arc::new(Requirements::from_api(&claim.spec.requirements).unwrap_or_default());
+    let of_types = Arc::clone(&requirements);
+    let types = catalog.instance_types.iter().map(|instance_type| &**instance_type);
+    let types = types.filter(move |instance_type| type_ok(&instance_type.name) && instance_type.serves(&of_types));
+    let all =
+        types.flat_map(|instance_type| instance_type.offerings.iter().map(move |offering| (instance_type, offering)));
     let max_price = max_price(claim);
-    let mut found: Vec<(i64, Override)> = Vec::new();
-    for instance_type in &catalog.instance_types {
-        if !type_ok(&instance_type.name) || !instance_type.serves(&requirements) {
-            continue;
-        }
-        for offering in &instance_type.offerings {
-            if offering.available
-                && max_price.is_none_or(|most| offering.price <= most)
-                && zone_ok(&offering.zone)
-                && capacity_ok(offering.capacity_type.as_str())
-                && satisfies(&requirements, offering)
-            {
-                found.push((
-                    offering.price.0,
-                    Override {
-                        instance_type: instance_type.name.to_string(),
-                        zone: offering.zone.to_string(),
-                        capacity_type: offering.capacity_type,
-                    },
-                ));
-            }
-        }
-    }
-    found.sort_by(|(price, a), (other, b)| {
-        price.cmp(other).then_with(|| (&a.instance_type, &a.zone).cmp(&(&b.instance_type, &b.zone)))
-    });
-    found.into_iter().map(|(_, offering)| offering).collect()
+    all.filter(move |(_, offering)| {
+        max_price.is_none_or(|most| offering.price <= most)
+            && zone_ok(&offering.zone)
+            && capacity_ok(offering.capacity_type.as_str())
+            && satisfies(&requirements, offering)
+    })
 }
 
 /// Whether the offering's own labels satisfy the requirements of a claim.

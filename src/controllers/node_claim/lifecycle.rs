@@ -231,7 +231,7 @@ async fn write_deadline(ctx: &Context, claim: &NodeClaim, deadline: UnixMillis) 
     let patch = json!({"metadata": {"annotations": {(labels::TERMINATION_TIMESTAMP): deadline}}});
     ctx.patch_claim(&claim.name_any(), &patch).await?;
     let note = format!("all its pods will be deleted by {deadline}");
-    ctx.emit_for_claim(claim, events::TERMINATION_GRACE_PERIOD_EXPIRING.note(&note)).await;
+    ctx.emit_for_claim_and_node(claim, events::TERMINATION_GRACE_PERIOD_EXPIRING.note(&note)).await;
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Events on pods: on which node they are planned, or why on none.
+//! Events on pods: why they are planned on no node, and what their annotations say.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,8 +23,6 @@ use crate::sync::heartbeat;
 const PERIOD: Duration = Duration::from_secs(10);
 /// Maximum number of objects that are reported at a time for one reason.
 const MAX_EVENTS: usize = 200;
-/// Maximum number of planned pods that one plan emits events for: the NodeClaims name all of them.
-const MAX_NOMINATED_EVENTS: usize = 10;
 
 fn reference_of(pod: &PodRecord) -> ObjectReference {
     pod_reference(&pod.namespace, &pod.name, &pod.uid)
@@ -152,12 +150,6 @@ pub fn emit_plan_events(
         let (failed, reason) = (plan.unschedulable[index].pod, failed[index].1);
         tracing::debug!(pod = &**key_of(failed), reason, "no node for pod");
         notes.push((failed, events::FAILED_SCHEDULING, format!("no node can be bought for it: {reason}")));
-    }
-    let planned = plan.new_nodes.iter().filter_map(|node| Some((node, node.choices.first()?)));
-    let planned = planned.flat_map(|(node, choice)| node.pods.iter().map(move |pod| (*pod, choice)));
-    for (pod, choice) in planned.take(MAX_NOMINATED_EVENTS) {
-        let note = format!("planned on a new {} in {}", choice.instance_type.name, choice.zone);
-        notes.push((pod, events::NOMINATED, note));
     }
     let emitted: Vec<_> = {
         let state = ctx.cluster.read();

@@ -40,6 +40,24 @@ impl Move {
         out
     }
 
+    /// What it does, for people.
+    pub fn described(&self) -> String {
+        let (removed, saving) = (self.sources.len(), self.saving.usd());
+        let nodes = if removed == 1 { "node" } else { "nodes" };
+        let types = self.plan.new_nodes.iter().filter_map(|node| node.choices.first());
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for choice in types {
+            *counts.entry(&*choice.instance_type.name).or_default() += 1;
+        }
+        let purchased = if counts.is_empty() {
+            "purchase none".to_owned()
+        } else {
+            let counts = counts.iter().map(|(name, count)| format!("{count} {name}"));
+            format!("purchase {}", counts.collect::<Vec<_>>().join(", "))
+        };
+        format!("remove {removed} {nodes} and {purchased}: saves {saving:.4} USD per hour")
+    }
+
     /// Limits what the launches may cost: together at most `extra` more per hour than planned, in proportion to the planned prices.
     pub fn limit_prices(&mut self, extra: MicroUsd) {
         let total: i64 = self.plan.new_nodes.iter().map(price).sum();

@@ -65,6 +65,7 @@ async fn a_disruption_begins_under_every_failure() {
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":"Empty/"},"resourceVersion":"2"}}
       PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/metadata/resourceVersion","value":"3"},{"op":"test","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"}]},{"op":"replace","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]},{"op":"add","path":"/metadata/labels","value":{}},{"op":"add","path":"/metadata/labels/node.kubernetes.io~1exclude-from-external-load-balancers","value":"karpenter"}]
       event Normal DisruptionTerminating on NodeClaim/c: disrupting node: Empty
+      event Normal DisruptionTerminating on Node/x: disrupting node: Empty
       changes nodeclaims/c (metadata.annotations), nodes/x (metadata.labels spec.taints)
     again: done, no write, as undisturbed
     PATCH nodeclaims/c
@@ -133,7 +134,7 @@ async fn the_sources_of_a_move_are_disrupted_together_or_not_at_all() {
                 let ctx = world.context();
                 let moves = moves.iter().map(|claims| move_of(&ctx, claims)).collect();
                 change(&ctx);
-                let count = begin(&ctx, &[], moves, reason).await;
+                let count = begin(&ctx, &EventQueue::start(&ctx), &[], moves, reason).await;
                 let found = (marked(&world), count);
                 assert_eq!((found.0.as_slice(), found.1), (expected, expected.len()), "{case}, {}", reason.as_str());
             }
@@ -148,7 +149,7 @@ async fn the_cap_admits_a_part_of_the_empty_nodes_and_all_sources_of_a_move_or_n
         let ctx = world.context();
         ctx.admit(Capped::Disruption, ctx.settings.max_disruptions_per_minute - left).await;
         let both = vec![move_of(&ctx, &["c", "other"])];
-        assert_eq!(begin(&ctx, &[], both, DisruptionReason::Underutilized).await, expected);
+        assert_eq!(begin(&ctx, &EventQueue::start(&ctx), &[], both, DisruptionReason::Underutilized).await, expected);
         assert_eq!(marked(&world).len(), expected);
     }
     let world = world("100%");
@@ -174,7 +175,7 @@ async fn nothing_begins_when_disruption_was_paused_or_a_watch_became_stale_since
         let ctx = world.context();
         let moves = vec![move_of(&ctx, &["c", "other"])];
         change(&ctx);
-        assert_eq!(begin(&ctx, &[], moves, DisruptionReason::Drifted).await, 0);
+        assert_eq!(begin(&ctx, &EventQueue::start(&ctx), &[], moves, DisruptionReason::Drifted).await, 0);
         start_empty(&ctx, both()).await;
         assert!(marked(&world).is_empty());
     }
@@ -185,9 +186,9 @@ async fn nothing_begins_when_disruption_was_paused_or_a_watch_became_stale_since
 async fn two_choices_share_one_budget() {
     let world = world("1");
     let ctx = world.context();
-    let other = vec![move_of(&ctx, &["other"])];
+    let (other, queue) = (vec![move_of(&ctx, &["other"])], EventQueue::start(&ctx));
     let ((), drifted) =
-        tokio::join!(start_empty(&ctx, vec!["c".into()]), begin(&ctx, &[], other, DisruptionReason::Drifted));
+        tokio::join!(start_empty(&ctx, vec!["c".into()]), begin(&ctx, &queue, &[], other, DisruptionReason::Drifted));
     assert_eq!((drifted, marked(&world)), (0, vec!["c"]));
 }
 
@@ -223,7 +224,7 @@ async fn decided(ctx: Arc<Context>) -> String {
     let queue = EventQueue::start(&ctx);
     let (mut memory, mut reports) = (Memory::default(), Reports::default());
     let moves = consolidation::choose(&mut memory, &mut reports, &ctx, &pools, &queue).await;
-    let begun = begin(&ctx, &pools, moves, DisruptionReason::Underutilized).await;
+    let begun = begin(&ctx, &queue, &pools, moves, DisruptionReason::Underutilized).await;
     let untainted = MarkedNodes::untainted(&ctx.cluster.read());
     for claim in untainted {
         let node = ctx.cluster.read().node_of(&claim).cloned().unwrap();
@@ -248,7 +249,10 @@ async fn a_move_to_a_node_that_exists_begins_under_every_failure() {
       PATCH nodes/light [{"op":"test","path":"/metadata/uid","value":"node-light"},{"op":"test","path":"/metadata/resourceVersion","value":"4"},{"op":"add","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]},{"op":"add","path":"/metadata/labels/node.kubernetes.io~1exclude-from-external-load-balancers","value":"karpenter"}]
       event Normal Unconsolidatable on NodeClaim/other: node stays: can't replace with a cheaper node: the new nodes for its pods would cost as much or more. It costs 0.0960 USD/h
       event Normal Unconsolidatable on Node/other: node stays: can't replace with a cheaper node: the new nodes for its pods would cost as much or more. It costs 0.0960 USD/h
+      event Normal ConsolidationCandidate on NodeClaim/light: remove 1 node and purchase none: saves 0.0960 USD per hour
+      event Normal ConsolidationCandidate on Node/light: remove 1 node and purchase none: saves 0.0960 USD per hour
       event Normal DisruptionTerminating on NodeClaim/light: disrupting node: Underutilized
+      event Normal DisruptionTerminating on Node/light: disrupting node: Underutilized
       changes nodeclaims/light (metadata.annotations), nodeclaims/other (metadata.annotations), nodes/light (metadata.labels spec.taints)
     again: 0 begun, no write, as undisturbed
     PATCH nodeclaims/other
@@ -299,7 +303,10 @@ async fn f4_a_move_to_a_new_node_begins_under_every_failure() {
       POST nodeclaims {"apiVersion":"karpenter.sh/v1","kind":"NodeClaim","metadata":{"annotations":{"karpenter.sh/nodepool-hash":"12956780401768863148","karpenter.sh/nodepool-hash-version":"v3","stowage.dev/hold-until":"TIME","stowage.dev/max-price":"0.729600","stowage.dev/planned-offering":"m5.large/z/on-demand","stowage.dev/planned-owners":"{\"n/on-big\":{\"at_ms\":MILLIS,\"node\":\"big\",\"source\":\"big\",\"uid\":\"r\",\"until_ms\":MILLIS}}","stowage.dev/planned-pods":"[\"n/on-big\"]","stowage.dev/replacement-generation":"1"},"finalizers":["karpenter.sh/termination"],"generateName":"p-","labels":{"karpenter.k8s.aws/ec2nodeclass":"default","karpenter.sh/nodepool":"p","team":"p"},"name":"p-1","ownerReferences":[{"apiVersion":"karpenter.sh/v1","blockOwnerDeletion":true,"kind":"NodePool","name":"p","uid":"uid-p"}]},"spec":{"expireAfter":"720h","nodeClassRef":{"group":"karpenter.k8s.aws","kind":"EC2NodeClass","name":"default"},"requirements":[{"key":"node.kubernetes.io/instance-type","operator":"In","values":["m5.large","m5.4xlarge"]},{"key":"topology.kubernetes.io/zone","operator":"In","values":["z"]},{"key":"karpenter.sh/capacity-type","operator":"In","values":["on-demand"]}],"resources":{"requests":{"cpu":"1500m","pods":"1"}}}}
       PATCH nodeclaims/big {"metadata":{"annotations":{"stowage.dev/disrupting":"Underutilized/","stowage.dev/move":"{\"at\":\"TIME\",\"give_up\":\"TIME\",\"id\":\"big/TIME\",\"sources\":[\"big\"],\"usd_per_hour\":0.672}"},"resourceVersion":"3"}}
       PATCH nodes/big [{"op":"test","path":"/metadata/uid","value":"node-big"},{"op":"test","path":"/metadata/resourceVersion","value":"4"},{"op":"add","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]},{"op":"add","path":"/metadata/labels/node.kubernetes.io~1exclude-from-external-load-balancers","value":"karpenter"}]
+      event Normal ConsolidationCandidate on NodeClaim/big: remove 1 node and purchase 1 m5.large: saves 0.6720 USD per hour
+      event Normal ConsolidationCandidate on Node/big: remove 1 node and purchase 1 m5.large: saves 0.6720 USD per hour
       event Normal DisruptionTerminating on NodeClaim/big: disrupting node: Underutilized
+      event Normal DisruptionTerminating on Node/big: disrupting node: Underutilized
       changes nodeclaims/big (metadata.annotations), +nodeclaims/p-1, nodes/big (metadata.labels spec.taints)
     again: 0 begun, no write, as undisturbed
     POST nodeclaims
@@ -391,7 +398,7 @@ async fn a_move_whose_room_was_taken_is_dropped_before_any_purchase_and_mark() {
     let requests = json!({"requests": {"cpu": "300m"}});
     let taken = json!({"spec": {"nodeName": "other", "containers": [{"name": "c", "resources": requests}]}});
     ctx.cluster.update(|state| state.apply_pod(&pod("taken", &taken), clock::now()));
-    assert_eq!(begin(&ctx, &pools, moves, DisruptionReason::Underutilized).await, 0);
+    assert_eq!(begin(&ctx, &EventQueue::start(&ctx), &pools, moves, DisruptionReason::Underutilized).await, 0);
     assert_eq!(world.api.lines(), ["PATCH nodeclaims/other", "PATCH nodeclaims/other"]);
     let annotations = world.api.stored("nodeclaims/other").unwrap()["metadata"]["annotations"].clone();
     let planned = [labels::PLANNED_PODS, labels::PLANNED_OWNERS].map(|key| annotations[key].clone());

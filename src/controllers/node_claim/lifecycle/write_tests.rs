@@ -332,11 +332,12 @@ async fn a_deleted_claim_is_torn_down_under_every_failure() {
     undisturbed: WriteDeadline, DeleteNode, Drain, Terminate, Terminate
       PATCH nodeclaims/c {"metadata":{"annotations":{"karpenter.sh/nodeclaim-termination-timestamp":"TIME"}}}
       DELETE nodes/x {"preconditions":{"uid":"uid-x"}}
-      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/metadata/resourceVersion","value":"7"},{"op":"add","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]},{"op":"add","path":"/metadata/labels","value":{}},{"op":"add","path":"/metadata/labels/node.kubernetes.io~1exclude-from-external-load-balancers","value":"karpenter"}]
+      PATCH nodes/x [{"op":"test","path":"/metadata/uid","value":"uid-x"},{"op":"test","path":"/metadata/resourceVersion","value":"8"},{"op":"add","path":"/spec/taints","value":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]},{"op":"add","path":"/metadata/labels","value":{}},{"op":"add","path":"/metadata/labels/node.kubernetes.io~1exclude-from-external-load-balancers","value":"karpenter"}]
       PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"5"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"","reason":"Initialized","status":"True","type":"Initialized"},{"lastTransitionTime":"TIME","message":"","reason":"Drained","status":"True","type":"Drained"},{"lastTransitionTime":"TIME","message":"","reason":"VolumesDetached","status":"True","type":"VolumesDetached"},{"lastTransitionTime":"TIME","message":"","reason":"InstanceTerminating","status":"True","type":"InstanceTerminating"},{"lastTransitionTime":"TIME","message":"","reason":"Ready","status":"True","type":"Ready"}]}}
-      PATCH nodes/x {"metadata":{"finalizers":[],"resourceVersion":"8"}}
-      PATCH nodeclaims/c {"metadata":{"finalizers":[],"resourceVersion":"9"}}
+      PATCH nodes/x {"metadata":{"finalizers":[],"resourceVersion":"9"}}
+      PATCH nodeclaims/c {"metadata":{"finalizers":[],"resourceVersion":"10"}}
       event Warning TerminationGracePeriodExpiring on NodeClaim/c: all its pods will be deleted by TIME
+      event Warning TerminationGracePeriodExpiring on Node/x: all its pods will be deleted by TIME
       cloud terminate aws:///z/i-1
       cloud terminate aws:///z/i-1
       changes -nodeclaims/c, -nodes/x
