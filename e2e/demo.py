@@ -9,6 +9,7 @@ Everything that it started is stopped at the end, unless --keep (or KEEP=1) is g
 import argparse
 import collections
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -200,6 +201,22 @@ class Demo:
         if after > SHARE_AFTER_SHRINKING * cost:
             raise harness.Failure(f"the cost fell too little: {cost:.3f} USD/h before, {after:.3f} after")
 
+    def figures(self):
+        """Money and fidelity, as the service's metrics have them."""
+        metric = self.stowage.metric
+        ended = {result: metric("stowage_holds_ended_total", f'result="{result}"') for result in ("planned", "elsewhere", "stray")}
+        rows = [
+            ("bill", f"{metric('stowage_usd_per_hour'):.3f} USD/h", "stowage_usd_per_hour"),
+            *((f"  {kind}", f"{metric('stowage_usd_per_hour', f'capacity_type={json.dumps(kind)}'):.3f} USD/h", "") for kind in ("spot", "on-demand")),
+            ("  nodes without pods", f"{metric('stowage_usd_per_hour', 'used=' + json.dumps('false')):.3f} USD/h", ""),
+            ("saved", f"{metric('stowage_saved_usd_per_hour_total'):.3f} USD/h", "stowage_saved_usd_per_hour_total"),
+            ("bound as planned", f"{100 * ended['planned'] / max(1, sum(ended.values())):.1f} %", "stowage_holds_ended_total"),
+            *((f"  {result}", f"{count:.0f} pods", "") for result, count in ended.items()),
+        ]
+        print("\n  " + self.output.paint(f"{'money and fidelity':<24}{'':>14}  metric", "1"))
+        for name, value, source in rows:
+            print(f"  {name:<24}{value:>14}  {source}".rstrip())
+
     def close(self):
         errors = self.stowage.errors()
         if errors:
@@ -211,6 +228,7 @@ class Demo:
         print("  " + self.output.paint(f"{heads[0]:<20}{heads[1]:>6}{heads[2]:>7}{heads[3]:>7}{heads[4]:>10}", "1"))
         for phase, pods, bound, nodes, cost in self.table:
             print(f"  {phase:<20}{pods:>6}{bound:>7}{nodes:>7}{cost:>10.3f}")
+        self.figures()
         print()
         _, pods, bound, nodes, cost = self.table[0]
         _, followed, strays = self.mirror.record.followed(self.first)

@@ -175,7 +175,7 @@ class TestPrometheus:
         service.plane.apply(*two_of(POOL, SPACE), *two_of("steady", "steady"))
         for space in (SPACE, "steady"):
             service.wait_bound(space, REPLICAS, 120)
-        service.first_pods = {f"{space}/{key(pod)}" for space in (SPACE, "steady") for pod in service.mirror.pods(space)}
+        service.first_pods = {key(pod) for space in (SPACE, "steady") for pod in service.mirror.pods(space)}
         interrupted = sorted(service.claims(POOL), key=key)[0]
         send(service, "aws.ec2", "EC2 Spot Instance Interruption Warning", **{"instance-id": service.instance_of(interrupted), "instance-action": "terminate"})
         service.wait(lambda: key(interrupted) not in service.names(POOL) and service.mirror.all_bound(REPLICAS, SPACE), 150, "the interrupted node replaced")
@@ -251,3 +251,17 @@ class TestPrometheus:
         assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
         without = [(rule["name"], selector) for rule in rules for selector in selectors(rule["query"]) if not service.prometheus.query(selector)]
         assert {selector for _, selector in without} - ONLY_IN_TROUBLE == set()
+
+    def test_8_prices_are_on_the_objects_and_savings_are_counted(self, service):
+        annotated = lambda item: float(item["metadata"].get("annotations", {}).get("stowage.dev/usd-per-hour", "nan"))
+        claims = {claim["status"]["nodeName"]: annotated(claim) for pool in (POOL, "steady") for claim in service.claims(pool)}
+        nodes = {key(node): annotated(node) for node in service.mirror.nodes()}
+        assert claims == nodes and len(nodes) > 1 and all(usd > 0 for usd in nodes.values())
+        bill = service.stowage.metric("stowage_usd_per_hour")
+        assert abs(bill - sum(claims.values())) < 1e-6 and bill > 0
+        assert service.stowage.metric("stowage_saved_usd_per_hour_total", 'nodepool="steady"') > 0
+        # What another launched has no price.
+        name = sorted(nodes)[0]
+        service.api.annotate("Node", name, {"stowage.dev/usd-per-hour": None})
+        price = lambda: annotated(service.api.get("Node", name))
+        service.poll(lambda: price() == claims[name], 30, "the price of a node written again", price)

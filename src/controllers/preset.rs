@@ -3,6 +3,7 @@
 use crate::controllers::caps::Capped;
 use crate::controllers::disruption::metrics::preset as preset_disruption;
 use crate::controllers::node_claim::metrics::PROVISIONED;
+use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::interruption::confirmation::{Refusal, TOO_MANY};
 use crate::decisions::interruption::response::kind_label;
 use crate::decisions::placement::hold_events::HoldEnd;
@@ -15,8 +16,9 @@ pub fn preset(metrics: &ControllerMetrics) {
     for capped in [Capped::Purchase, Capped::Disruption] {
         metrics.capped.with_label_values(&[capped.label()]).inc_by(0);
     }
-    for end in [HoldEnd::Planned, HoldEnd::Elsewhere, HoldEnd::Stray, HoldEnd::Released] {
-        metrics.holds_ended.with_label_values(&[end.metric_label()]).inc_by(0);
+    for end in HoldEnd::ALL {
+        let [result, reason] = end.metric_labels();
+        metrics.holds_ended.with_label_values(&[result, reason]).inc_by(0);
     }
     for kind in MessageKind::ALL.map(kind_label) {
         for reason in [Refusal::Running.label(), Refusal::WrongCapacityType.label(), TOO_MANY] {
@@ -30,6 +32,9 @@ pub fn preset_pools<'p>(metrics: &ControllerMetrics, pools: impl IntoIterator<It
     for pool in pools {
         metrics.claims_rejected.with_label_values(&[pool]).inc_by(0);
         metrics.purchased_in_vain.with_label_values(&[pool]).inc_by(0);
+        for reason in [DisruptionReason::Empty, DisruptionReason::Underutilized] {
+            metrics.saved.with_label_values(&[pool, reason.metric_label()]).inc_by(0.0);
+        }
         metrics.claims_created.with_label_values(&[PROVISIONED, pool, "false"]).inc_by(0);
     }
 }
@@ -51,7 +56,7 @@ mod tests {
         for line in [
             "stowage_rate_capped_total{action=\"disruption\"} 0",
             "stowage_interruption_refused_messages_total{message_type=\"spot_interrupted\",reason=\"too_many\"} 0",
-            "stowage_holds_ended_total{result=\"stray\"} 0",
+            "stowage_holds_ended_total{reason=\"expired\",result=\"released\"} 0",
             "stowage_nodeclaims_rejected_total{nodepool=\"a\"} 1",
             "stowage_purchases_in_vain_total{nodepool=\"a\"} 0",
             "karpenter_nodeclaims_created_total{min_values_relaxed=\"false\",nodepool=\"a\",reason=\"provisioned\"} 0",

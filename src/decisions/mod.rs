@@ -9,6 +9,7 @@ pub mod holds;
 pub mod interruption;
 pub mod last_decisions;
 pub mod lifecycle;
+pub mod node_prices;
 pub mod node_usage;
 pub mod placement;
 pub mod pod_ref;

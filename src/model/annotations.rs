@@ -77,6 +77,13 @@ pub const ENTRIES: &[Entry] = &[
     ),
     entry(
         Form::Annotation,
+        labels::USD_PER_HOUR,
+        "NodeClaim, Node",
+        STOWAGE,
+        "price of the instance in USD per hour, as known here: at the launch, and again when it has changed by a tenth. next to nothing in a capacity reservation, which is paid for anyway; absent while it is unknown",
+    ),
+    entry(
+        Form::Annotation,
         labels::REPLACEMENT_GENERATION,
         "NodeClaim",
         STOWAGE,

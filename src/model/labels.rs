@@ -153,6 +153,8 @@ pub const PLANNED_OWNERS: &str = "stowage.dev/planned-owners";
 pub const PLANNED_OFFERING: &str = "stowage.dev/planned-offering";
 /// The most that the instance of a NodeClaim may cost, in USD per hour. Absent: no limit.
 pub const MAX_PRICE: &str = "stowage.dev/max-price";
+/// Price of a NodeClaim's instance and of its Node, in USD per hour.
+pub const USD_PER_HOUR: &str = "stowage.dev/usd-per-hour";
 /// How many times in a row consolidation replaced young nodes before that of this NodeClaim, itself included: an integer. Absent: 0.
 pub const REPLACEMENT_GENERATION: &str = "stowage.dev/replacement-generation";
 /// Launch group of the NodeClaim, `id/size`: equal NodeClaims that share CreateFleet calls. Absent on a NodeClaim without a group.

@@ -1,6 +1,6 @@
 //! Metrics of the reconcilers.
 
-use prometheus::{GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry};
+use prometheus::{CounterVec, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry};
 
 use crate::telemetry::conditions::ConditionMetrics;
 use crate::telemetry::metric::register;
@@ -44,6 +44,7 @@ pub struct ControllerMetrics {
     pub claims_created: IntCounterVec,
     pub claims_disrupted: IntCounterVec,
     pub claims_unhealthy: IntCounterVec,
+    pub saved: CounterVec,
     pub claims_terminated: IntCounterVec,
     pub claims_termination_seconds: HistogramVec,
     pub instance_termination_seconds: HistogramVec,
@@ -122,6 +123,7 @@ impl ControllerMetrics {
             pod_wait_seconds: register(registry, declared::POD_WAIT_SECONDS.histograms())?,
             claims_created: register(registry, declared::NODECLAIMS_CREATED.counters())?,
             claims_disrupted: register(registry, declared::NODECLAIMS_DISRUPTED.counters())?,
+            saved: register(registry, declared::SAVED.float_counters())?,
             claims_unhealthy: register(registry, declared::NODECLAIMS_UNHEALTHY_DISRUPTED.counters())?,
             steps_panicked: register(registry, declared::STEPS_PANICKED.counter())?,
             claims_terminated: register(registry, declared::NODECLAIMS_TERMINATED.counters())?,

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use prometheus::core::{Collector, Desc};
 use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    CounterVec, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry,
 };
 
 use crate::telemetry::summary::SummaryVec;
@@ -93,6 +94,11 @@ impl Metric {
     /// Counters by label.
     pub fn counters(&self) -> IntCounterVec {
         self.made(IntCounterVec::new(self.options(), &self.names()))
+    }
+
+    /// Counters of amounts, by label.
+    pub fn float_counters(&self) -> CounterVec {
+        self.made(CounterVec::new(self.options(), &self.names()))
     }
 
     /// An integer gauge without labels.

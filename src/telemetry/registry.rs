@@ -85,6 +85,8 @@ metrics! {
             "used": "`true`, or `false`: no pod on it needs another node when it is removed",
         ],
         "Prices of the nodes of a NodePool, in USD per hour, by capacity type and whether pods use the node.";
+    SAVED = "saved_usd_per_hour_total", Kind::Counter, Leader, ["nodepool": "name of the NodePool", "reason": "`empty`, `underutilized`"],
+        "Prices of the nodes that consolidation removed less those of the nodes that it purchased for them, in USD per hour.";
     ELIGIBLE_NODES = karpenter "voluntary_disruption_eligible_nodes", Kind::Gauge, Leader, ["reason": "`underutilized`, `empty`, `drifted`"],
         "Nodes that may be disrupted but for budgets: quiet ones and empty ones that are not protected, and drifted ones.";
     DECISIONS = karpenter "voluntary_disruption_decisions_total", Kind::Counter, Leader, ["decision": "`delete`, `replace` (by new nodes)", "reason": "`underutilized`, `empty`, `drifted`, and others that nodes are replaced for", "consolidation_type": "`empty`, `single` (one node), `multi`; empty for other reasons"],
@@ -185,9 +187,10 @@ metrics! {
     NOMINATIONS = "nominations_total", Kind::Counter, Leader, [],
         "Attempts to write a nomination into a pod's status.";
     HOLDS_ENDED = "holds_ended_total", Kind::Counter, Leader, [
-            "result": "`planned` (bound to the planned node), `elsewhere` (bound to another node), `stray` (the successor of a displaced pod, bound to another node before it had the hold), `released` (pod deleted or hold expired)",
+            "result": "`planned` (bound to the planned node), `elsewhere` (bound to another node), `stray` (the successor of a displaced pod, bound to another node before it had the hold), `released` (no pod takes the room)",
+            "reason": "of `elsewhere`: `no_node` (the planned node did not exist so far), `not_ready` (it was not ready), `chosen` (kube-scheduler chose another one); of `released`: `pod_gone`, `node_gone`, `expired` (the pod still waits), `replanned`; otherwise empty",
         ],
-        "Holds that ended, by result.";
+        "Holds that ended, by result and reason.";
     PODS_PLANNED_UNATTEMPTED = "pods_planned_unattempted_total", Kind::Counter, Leader, [
             "result": "`planned` (bound to the planned node), `elsewhere` (bound to another node)",
         ],

@@ -93,19 +93,19 @@ async fn reconcile(ctx: &Context, nominations: &mut Nominations, logged: &mut Ra
     let holds = ctx.derived.holds(&ctx.cluster.read(), now);
     let actions = nominations.choose(&ctx.cluster.read(), &holds, ctx.settings.placement, now);
     for EndedHold { claim, pod, end } in actions.ended {
-        let result = end.metric_label();
-        ctx.metrics.holds_ended.with_label_values(&[result]).inc();
+        let [result, reason] = end.metric_labels();
+        ctx.metrics.holds_ended.with_label_values(&[result, reason]).inc();
         let is_early = ctx.cluster.read().pods.get(&pod).is_some_and(|pod| pod.is_planned_unattempted);
-        if is_early && matches!(end, HoldEnd::Planned | HoldEnd::Elsewhere) {
+        if is_early && matches!(end, HoldEnd::Planned | HoldEnd::Elsewhere(_)) {
             ctx.metrics.pods_planned_unattempted.with_label_values(&[result]).inc();
         }
         if end == HoldEnd::Planned {
             continue;
         }
         if logged.admit(1, MAX_LOGGED, now) == 1 {
-            tracing::info!(claim, pod, result, "hold ended");
+            tracing::info!(claim, pod, result, reason, "hold ended");
         } else {
-            tracing::debug!(claim, pod, result, "hold ended");
+            tracing::debug!(claim, pod, result, reason, "hold ended");
         }
     }
     for time in actions.bound_after {

@@ -23,6 +23,7 @@ use crate::controllers::node_claim::step_error::StepError;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::drift_hash::DriftHash;
 use crate::decisions::lifecycle::launch_group::named;
+use crate::decisions::node_prices::written;
 use crate::model::events;
 use crate::model::events::DeclaredEvent;
 use crate::model::labels;
@@ -262,13 +263,11 @@ fn capacity_and_allocatable(found: &InstanceType, claim: &NodeClaim, class: &Ec2
     (capacity, allocatable)
 }
 
-/// The hourly price of an instance; zero when unknown.
-fn price(found: Option<&Arc<InstanceType>>, instance: &Instance) -> MicroUsd {
-    let offering = found.and_then(|found| {
-        let mut offerings = found.offerings.iter();
-        offerings.find(|other| *other.zone == instance.zone && other.capacity_type == instance.capacity_type)
-    });
-    offering.map_or_else(MicroUsd::default, |offering| offering.price)
+/// The hourly price of an instance, if it is known.
+fn price(found: Option<&Arc<InstanceType>>, instance: &Instance) -> Option<MicroUsd> {
+    let mut offerings = found?.offerings.iter();
+    let own = offerings.find(|other| *other.zone == instance.zone && other.capacity_type == instance.capacity_type);
+    own.map(|offering| offering.price).filter(|price| price.0 > 0)
 }
 
 /// The beginning of the message of an unclassified failure.
@@ -318,8 +317,14 @@ async fn record(
     // The claim's own labels take precedence (Karpenter core reference 5.2).
     node_labels.extend(single_values(claim));
     let mut metadata = json!({ "labels": node_labels });
+    let price = price(found, instance);
+    let mut annotations =
+        price.map(|price| (labels::USD_PER_HOUR, written(price))).into_iter().collect::<BTreeMap<_, _>>();
     if let Some(ca) = ctx.cloud.capabilities().node_classes.map(NodeClassCloud::instance_ca) {
-        metadata["annotations"] = json!(class_annotations(class, &ca));
+        annotations.extend(class_annotations(class, &ca));
+    }
+    if !annotations.is_empty() {
+        metadata["annotations"] = json!(annotations);
     }
     ctx.patch_claim(&name, &json!({ "metadata": metadata })).await?;
     let status = |claim: &NodeClaim| {
@@ -351,7 +356,7 @@ async fn record(
         instance_type = instance.instance_type,
         zone = instance.zone,
         capacity_type = %instance.capacity_type,
-        usd_per_hour = price(found, instance).usd(),
+        usd_per_hour = price.map(MicroUsd::usd),
         "launched"
     );
     let note = format!("{} in {} as {}", instance.instance_type, instance.zone, instance.capacity_type);

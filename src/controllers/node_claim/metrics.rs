@@ -7,6 +7,7 @@ use crate::api::conditions::INSTANCE_TERMINATING;
 use crate::api::{NodeClaim, NodePool, duration};
 use crate::controllers::context::Context;
 use crate::decisions::disruption::mark::DisruptionMark;
+use crate::decisions::disruption::move_record::MoveRecord;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
@@ -72,9 +73,28 @@ pub fn count_disrupted(ctx: &Context, claim: &NodeClaim, reason: DisruptionReaso
         let node = state.node_of(claim).map(|node| node.name_any());
         (pool, node.map_or(0, |node| state.pods_on(&node).filter(|pod| pod.reschedulable()).count()))
     };
+    if let Some(saving) = saving(claim, reason) {
+        let labels = [label(claim, labels::NODE_POOL), reason.metric_label().to_owned()];
+        ctx.metrics.saved.with_label_values(&labels).inc_by(saving.max(0.0));
+    }
     let labels = disrupted(claim, pool.as_deref(), reason);
     ctx.metrics.claims_disrupted.with_label_values(&labels).inc();
     ctx.metrics.pods_disrupted.with_label_values(&labels).inc_by(u64::try_from(pods).unwrap_or(u64::MAX));
+}
+
+/// What consolidation saves by the removal of a claim, in USD per hour: its price, or its share of what its move saves. `None` for other reasons, and while the price is unknown.
+fn saving(claim: &NodeClaim, reason: DisruptionReason) -> Option<f64> {
+    match reason {
+        DisruptionReason::Empty => {
+            claim.annotations().get(labels::USD_PER_HOUR)?.parse().ok().filter(|usd: &f64| usd.is_finite())
+        }
+        DisruptionReason::Underutilized => {
+            let record = MoveRecord::of(claim)?;
+            let sources = u32::try_from(record.sources.len().max(1)).unwrap_or(u32::MAX);
+            Some(record.usd_per_hour / f64::from(sources)).filter(|usd| usd.is_finite())
+        }
+        _ => None,
+    }
 }
 
 /// Counts a claim whose Node had this unhealthy condition.

@@ -12,6 +12,7 @@ pub mod garbage_collection;
 pub mod launch;
 pub mod lifecycle;
 pub mod metrics;
+pub mod prices;
 pub mod registration;
 pub mod repair;
 pub mod step_error;

@@ -24,9 +24,9 @@ const MAX_NAMED_NODES: usize = 5;
 
 /// The patch that writes the claim's labels, annotations and taints, its owner reference and our finalizer to its Node.
 pub fn sync_patch(claim: &NodeClaim, node: &Node) -> Value {
-    // Our own annotations concern the claim only.
-    let annotations: BTreeMap<_, _> =
-        claim.annotations().iter().filter(|(key, _)| !key.starts_with("stowage.dev/")).collect();
+    // Our own annotations concern the claim only, but for the price.
+    let is_of_node = |key: &str| key == labels::USD_PER_HOUR || !key.starts_with("stowage.dev/");
+    let annotations: BTreeMap<_, _> = claim.annotations().iter().filter(|(key, _)| is_of_node(key)).collect();
     let owner = claim.owner_ref(&()).map(|owner| OwnerReference { block_owner_deletion: Some(true), ..owner });
     let mut patch = json!({"metadata": {
         "uid": node.metadata.uid,

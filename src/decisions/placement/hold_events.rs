@@ -8,7 +8,7 @@ use kube::ResourceExt;
 
 use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
-use crate::state::object_ext::ObjectExt;
+use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
@@ -26,20 +26,62 @@ pub enum HoldEnd {
     /// Its pod was bound to the planned node.
     Planned,
     /// Its pod was bound to another node.
-    Elsewhere,
+    Elsewhere(Missed),
     /// The room was kept for the successor of a displaced pod, which was bound to another node before it had the hold.
     Stray,
-    /// Its pod was deleted, or the hold expired.
-    Released,
+    /// No pod takes the room.
+    Released(Release),
+}
+
+/// Why a pod was not bound to its planned node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missed {
+    /// The planned node did not exist.
+    NoNode,
+    /// The planned node was not ready.
+    NotReady,
+    /// kube-scheduler chose another one.
+    Chosen,
+}
+
+/// Why room is not kept any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// The pod was deleted, or ended.
+    PodGone,
+    /// The NodeClaim is gone or goes.
+    NodeGone,
+    /// The plan of the NodeClaim no longer has the pod.
+    Replanned,
+    /// The pod waited for too long.
+    Expired,
 }
 
 impl HoldEnd {
-    pub fn metric_label(self) -> &'static str {
+    pub const ALL: [Self; 9] = [
+        Self::Planned,
+        Self::Elsewhere(Missed::NoNode),
+        Self::Elsewhere(Missed::NotReady),
+        Self::Elsewhere(Missed::Chosen),
+        Self::Stray,
+        Self::Released(Release::PodGone),
+        Self::Released(Release::NodeGone),
+        Self::Released(Release::Replanned),
+        Self::Released(Release::Expired),
+    ];
+
+    /// Values of the metric labels `result` and `reason`.
+    pub fn metric_labels(self) -> [&'static str; 2] {
         match self {
-            Self::Planned => "planned",
-            Self::Elsewhere => "elsewhere",
-            Self::Stray => "stray",
-            Self::Released => "released",
+            Self::Planned => ["planned", ""],
+            Self::Elsewhere(Missed::NoNode) => ["elsewhere", "no_node"],
+            Self::Elsewhere(Missed::NotReady) => ["elsewhere", "not_ready"],
+            Self::Elsewhere(Missed::Chosen) => ["elsewhere", "chosen"],
+            Self::Stray => ["stray", ""],
+            Self::Released(Release::PodGone) => ["released", "pod_gone"],
+            Self::Released(Release::NodeGone) => ["released", "node_gone"],
+            Self::Released(Release::Replanned) => ["released", "replanned"],
+            Self::Released(Release::Expired) => ["released", "expired"],
         }
     }
 }
@@ -59,12 +101,14 @@ pub fn ended(before: &Holds, after: &Holds, state: &ClusterState) -> Vec<EndedHo
         if after.by_pod.contains_key(pod) {
             continue;
         }
-        let node = state.claims.get(claim).and_then(|claim| state.node_of(claim)).map(|node| node.name_any());
+        let node = state.claims.get(claim).and_then(|claim| state.node_of(claim));
         let bound = state.pods.get(pod).and_then(|pod| pod.node.as_deref());
         let end = match (bound, node) {
-            (Some(bound), Some(node)) if bound == node => HoldEnd::Planned,
-            (Some(_), _) => HoldEnd::Elsewhere,
-            (None, _) => HoldEnd::Released,
+            (Some(bound), Some(node)) if bound == node.name_any() => HoldEnd::Planned,
+            (Some(_), None) => HoldEnd::Elsewhere(Missed::NoNode),
+            (Some(_), Some(node)) if !node.is_ready() => HoldEnd::Elsewhere(Missed::NotReady),
+            (Some(_), Some(_)) => HoldEnd::Elsewhere(Missed::Chosen),
+            (None, _) => HoldEnd::Released(release(before, state, claim, pod)),
         };
         out.push(EndedHold { claim: claim.clone(), pod: pod.clone(), end });
     }
@@ -74,6 +118,22 @@ pub fn ended(before: &Holds, after: &Holds, state: &ClusterState) -> Vec<EndedHo
     }
     out.sort_by(|a, b| (&a.claim, &a.pod).cmp(&(&b.claim, &b.pod)));
     out
+}
+
+/// Why the hold of a pod that has no node ended.
+fn release(before: &Holds, state: &ClusterState, claim: &str, pod: &str) -> Release {
+    if !state.pods.get(pod).is_some_and(PodRecord::active) {
+        return Release::PodGone;
+    }
+    if state.claims.get(claim).is_none_or(|claim| claim.is_leaving()) {
+        return Release::NodeGone;
+    }
+    // The plan names the pod whose successor this one is.
+    let holds = before.by_claim.get(claim).into_iter().flatten();
+    let original = holds.filter(|hold| hold.pod.as_deref() == Some(pod)).map(|hold| hold.original.as_str()).next();
+    let is_planned =
+        state.planned.get(claim).is_some_and(|plan| plan.pods.iter().any(|name| name == original.unwrap_or(pod)));
+    if is_planned { Release::Expired } else { Release::Replanned }
 }
 
 /// When a pod of each class was last bound as planned. A topology spread of hundreds of pods is bound step by step: while it
@@ -128,6 +188,7 @@ mod tests {
 
     use super::*;
     use crate::decisions::holds::resolve;
+    use crate::model::labels;
     use crate::test_support::{objects, state_with_planned_pod};
 
     fn hold(end: HoldEnd) -> EndedHold {
@@ -137,13 +198,57 @@ mod tests {
     #[test]
     fn a_hold_that_ends_is_reported_with_how_it_ended() {
         let before = resolve(&state_with_planned_pod(None), UnixMillis(5));
-        for (bound, end) in [(Some("node-c"), HoldEnd::Planned), (Some("other"), HoldEnd::Elsewhere)] {
+        for (bound, end) in [(Some("node-c"), HoldEnd::Planned), (Some("other"), HoldEnd::Elsewhere(Missed::NotReady))]
+        {
             let now = state_with_planned_pod(bound);
             assert_eq!(ended(&before, &resolve(&now, UnixMillis(5)), &now), [hold(end)]);
         }
         let mut gone = state_with_planned_pod(None);
         gone.delete_pod("n/a", UnixMillis(6));
-        assert_eq!(ended(&before, &resolve(&gone, UnixMillis(6)), &gone), [hold(HoldEnd::Released)]);
+        assert_eq!(ended(&before, &resolve(&gone, UnixMillis(6)), &gone), [hold(HoldEnd::Released(Release::PodGone))]);
+    }
+
+    #[test]
+    fn why_a_hold_ended_otherwise_is_reported() {
+        type Change = fn(&mut ClusterState);
+        let before = resolve(&state_with_planned_pod(None), UnixMillis(5));
+        let ready: Change = |state| {
+            let mut node = Node::clone(&state.nodes["node-c"]);
+            let ready = json!([{"type": "Ready", "status": "True"}]);
+            node.status.get_or_insert_default().conditions = serde_json::from_value(ready).unwrap();
+            state.apply_node(node);
+        };
+        let without_node: Change = |state| state.delete_node("node-c");
+        let deleted: Change = |state| state.delete_claim("c");
+        let replanned: Change = |state| {
+            let mut claim = (*state.claims["c"]).clone();
+            let plan = json!({(labels::PLANNED_PODS): "[]", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"});
+            claim.metadata.annotations = serde_json::from_value(plan).unwrap();
+            state.apply_claim(claim);
+        };
+        let expired: Change = |state| {
+            let mut claim = (*state.claims["c"]).clone();
+            let plan = json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): "1970-01-01T00:00:00Z"});
+            claim.metadata.annotations = serde_json::from_value(plan).unwrap();
+            state.apply_claim(claim);
+        };
+        for (case, bound, change, end) in [
+            ("ready", Some("other"), ready, HoldEnd::Elsewhere(Missed::Chosen)),
+            ("no node", Some("other"), without_node, HoldEnd::Elsewhere(Missed::NoNode)),
+            ("claim deleted", None, deleted, HoldEnd::Released(Release::NodeGone)),
+            ("replanned", None, replanned, HoldEnd::Released(Release::Replanned)),
+            ("expired", None, expired, HoldEnd::Released(Release::Expired)),
+        ] {
+            let mut now = state_with_planned_pod(bound);
+            change(&mut now);
+            assert_eq!(ended(&before, &resolve(&now, UnixMillis(5)), &now), [hold(end)], "{case}");
+        }
+    }
+
+    #[test]
+    fn the_ends_of_holds_have_labels_of_their_own() {
+        let labels: std::collections::BTreeSet<_> = HoldEnd::ALL.map(HoldEnd::metric_labels).into();
+        assert_eq!(labels.len(), HoldEnd::ALL.len());
     }
 
     #[test]
@@ -153,7 +258,7 @@ mod tests {
         assert_eq!(ended(&Holds::default(), &strays, &state), [hold(HoldEnd::Stray)]);
         assert!(ended(&strays, &strays, &state).is_empty());
         let (before, bound) = (resolve(&state, UnixMillis(5)), state_with_planned_pod(Some("other")));
-        assert_eq!(ended(&before, &strays, &bound), [hold(HoldEnd::Elsewhere)]);
+        assert_eq!(ended(&before, &strays, &bound), [hold(HoldEnd::Elsewhere(Missed::NotReady))]);
     }
 
     /// The pod waits, and its node is as old as the clock.

@@ -294,7 +294,7 @@ async fn holds_are_renewed_while_pods_of_their_class_are_bound_as_planned() {
         writes.iter().map(crate::test_support::kubernetes::Recorded::line).collect::<Vec<_>>(),
         ["PATCH nodeclaims/c"]
     );
-    assert_eq!(ctx.metrics.holds_ended.with_label_values(&["planned"]).get(), 1);
+    assert_eq!(ctx.metrics.holds_ended.with_label_values(&["planned", ""]).get(), 1);
 }
 
 #[tokio::test]
@@ -360,7 +360,7 @@ async fn a_pod_bound_elsewhere_under_its_name_is_withdrawn_from_its_plan_under_e
     };
     let pass = async |ctx: Arc<Context>| {
         reconcile(&ctx, &mut Nominations::new(clock::now()), &mut RateCap::default(), clock::now()).await;
-        format!("stray: {}", ctx.metrics.holds_ended.with_label_values(&["stray"]).get())
+        format!("stray: {}", ctx.metrics.holds_ended.with_label_values(&["stray", ""]).get())
     };
     let text = transcript(|| strayed(PlacementMode::Nominate), pass).await;
     assert_eq!(text, transcript(|| strayed(PlacementMode::Off), pass).await);
