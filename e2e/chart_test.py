@@ -151,8 +151,11 @@ def registry(names="both"):
     for metric, kind, labels in rows:
         published = re.findall(r"\w+", metric)
         chosen = [name for name in published if len(published) == 1 or names == "both" or name.startswith(f"{names}_")]
-        of = set(re.findall(r"(?:^|; )`(\w+)`: ", labels)) | (of if labels.startswith("`…`: as above") else set())
-        for part, more in (("_bucket", {"le"}), ("_count", set()), ("_sum", set())) if kind == "histogram" else (("", set()),):
+        own, _, others = labels.partition("`…`: ")
+        # Other labels of the object, which the first row names, or those of the row above.
+        of = set(re.findall(r"(?:^|; )`(\w+)`: ", own)) | (of if others.startswith("as above") else set(re.findall(r"`(\w+)`", others)))
+        parts = {"histogram": {"_bucket": {"le"}, "_count": set(), "_sum": set()}, "summary": {"": {"quantile"}, "_count": set(), "_sum": set()}}
+        for part, more in parts.get(kind, {"": set()}).items():
             found |= {name + part: of | more for name in chosen}
     return found
 

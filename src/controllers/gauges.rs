@@ -43,7 +43,7 @@ fn pass(ctx: &Context, before: &Gauges, now: UnixMillis) -> Gauges {
     let (metrics, pools) = (&ctx.metrics, ctx.ready_pools());
     let (gauges, times, nodes, waiting, ignored) = {
         let state = ctx.cluster.read();
-        preset_pools(metrics, state.pools.keys());
+        preset_pools(metrics, &state.pools);
         let (holds, facts) = (ctx.derived.holds(&state, now), ctx.derived.facts(&state, &pools));
         let demand = ctx.derived.demand(&state, now);
         let unbound = state.unbound.iter().filter_map(|key| state.pods.get(key));

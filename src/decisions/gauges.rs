@@ -72,6 +72,8 @@ impl Gauges {
             let kind = claim.and_then(|claim| claim.metadata.labels.as_ref()?.get(labels::CAPACITY_TYPE));
             let key = (&*node.pool, kind.map_or("", String::as_str), node.pod_count > 0);
             prices.entry(key).or_default().0 += node.price.0;
+            // That nothing is paid for nodes without pods is worth a series.
+            prices.entry((key.0, key.1, !key.2)).or_default();
         }
         for ((pool, kind, is_used), price) in prices {
             out.usd_per_hour.insert([pool.to_owned(), kind.to_owned(), is_used.to_string()], price.usd());
@@ -192,7 +194,8 @@ mod tests {
         );
         assert_eq!(lines(&gauges.usage), ["cpu, p: 10", "ephemeral_storage, p: 2147483648", "nodes, p: 3"]);
         assert_eq!(lines(&gauges.cost), ["p: 0.48", "q: 0"]);
-        let by_type = ["p, on-demand, false: 0.4", "p, spot, false: 0.04", "p, spot, true: 0.04"];
+        let by_type =
+            ["p, on-demand, false: 0.4", "p, on-demand, true: 0", "p, spot, false: 0.04", "p, spot, true: 0.04"];
         assert_eq!(lines(&gauges.usd_per_hour), by_type);
     }
 

@@ -5,7 +5,7 @@
 //! values: verbs, codes, rules and reasons, never names of pods or nodes, but for the series of these ([`Source::Objects`]).
 
 use crate::telemetry::buckets::{
-    BATCH_SIZES, CLOUD_SECONDS, CONDITION_SECONDS, DURATIONS, LIFETIME_SECONDS, RECONCILER_SECONDS, SCORES,
+    BATCH_SIZES, CLOUD_SECONDS, CONDITION_SECONDS, DURATIONS, LIFETIME_SECONDS, RATIOS, RECONCILER_SECONDS, SCORES,
     STANDARD_SECONDS, TERMINATION_SECONDS, VERDICT_SECONDS,
 };
 use crate::telemetry::metric::{Kind, Metric, MetricNames, Source};
@@ -87,6 +87,12 @@ metrics! {
         "Prices of the nodes of a NodePool, in USD per hour, by capacity type and whether pods use the node.";
     SAVED = "saved_usd_per_hour_total", Kind::Counter, Leader, ["nodepool": "name of the NodePool", "reason": "`empty`, `underutilized`"],
         "Prices of the nodes that consolidation removed less those of the nodes that it purchased for them, in USD per hour.";
+    PLANNED_COST = "planned_usd_per_hour_total", Kind::Counter, Leader, [],
+        "Prices of the new nodes of plans that have a lower bound, in USD per hour. Nodes that are planned again count again.";
+    PLANNED_BOUND = "planned_lower_bound_usd_per_hour_total", Kind::Counter, Leader, [],
+        "Lower bounds of these prices: no plan of the same pods costs less.";
+    DISRUPTED_UTILIZATION = "disrupted_nodes_utilization_ratio", Kind::Histogram(RATIOS), Leader, ["nodepool": "name of the NodePool", "resource_type": "`cpu`, `memory`"],
+        "Share of what a node has allocatable that its pods requested when it was disrupted.";
     ELIGIBLE_NODES = karpenter "voluntary_disruption_eligible_nodes", Kind::Gauge, Leader, ["reason": "`underutilized`, `empty`, `drifted`"],
         "Nodes that may be disrupted but for budgets: quiet ones and empty ones that are not protected, and drifted ones.";
     DECISIONS = karpenter "voluntary_disruption_decisions_total", Kind::Counter, Leader, ["decision": "`delete`, `replace` (by new nodes)", "reason": "`underutilized`, `empty`, `drifted`, and others that nodes are replaced for", "consolidation_type": "`empty`, `single` (one node), `multi`; empty for other reasons"],
@@ -237,6 +243,8 @@ metrics! {
         "Scores of moves of consolidation under the policy `Balanced`.";
     RATE_CAPPED = "rate_capped_total", Kind::Counter, Leader, ["action": "`purchase`, `disruption`"],
         "Nodes that waited since the cap per minute was reached, counted at each attempt.";
+    SPOT_INTERRUPTIONS = "spot_interruptions_total", Kind::Counter, Leader, ["instance_type": "name of the instance type", "zone": "zone name", "nodepool": "name of the NodePool"],
+        "Nodes with a spot interruption warning.";
     INTERRUPTION_READS = "interruption_reads_total", Kind::Counter, Leader, ["result": "`ok`, `error`"],
         "Reads of the interruption queue, each of which waits up to 20 s for messages.";
     MESSAGES_REFUSED = "interruption_refused_messages_total", Kind::Counter, Leader, [

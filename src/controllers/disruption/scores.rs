@@ -7,8 +7,8 @@ use crate::decisions::disruption::moves::Move;
 use crate::model::events;
 
 /// Values of the label `decision` of metrics.
-const APPROVED: &str = "approved";
-const REJECTED: &str = "rejected";
+pub const APPROVED: &str = "approved";
+pub const REJECTED: &str = "rejected";
 
 /// Counts a move for each NodePool of its sources, with its score.
 fn count(ctx: &Context, one: &Move, decision: &str) {

@@ -15,6 +15,7 @@ use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::mark;
 use crate::controllers::event_queue::EventQueue;
+use crate::controllers::node_claim::metrics;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::interruption::confirmation;
 use crate::decisions::interruption::confirmation::Confirmation;
@@ -219,6 +220,9 @@ impl Handler {
                         lock(&self.warned).take_back(1);
                     }
                     return Err(error.into());
+                }
+                if message.kind == MessageKind::SpotInterruption && DisruptionMark::of(&claim).is_none() {
+                    metrics::count_spot_interruption(ctx, &claim);
                 }
             }
         }

@@ -19,6 +19,10 @@ use crate::state::Cluster;
 use crate::state::object_ext::ObjectExt;
 use crate::sync::heartbeat;
 
+/// Values of the metric label `kind`.
+pub const INSTANCE: &str = "instance";
+pub const NODE_CLAIM: &str = "nodeclaim";
+pub const NODE: &str = "node";
 /// How often instances and NodeClaims are compared.
 const PERIOD: Duration = Duration::from_secs(30);
 /// How often after the start: an earlier process may have left garbage.
@@ -104,7 +108,7 @@ async fn collect(ctx: &Context, garbage: Garbage, most: usize) {
         match ctx.cloud.terminate(&id).await {
             Ok(_) => {
                 terminated += 1;
-                ctx.metrics.garbage_collected.with_label_values(&["instance"]).inc();
+                ctx.metrics.garbage_collected.with_label_values(&[INSTANCE]).inc();
             }
             Err(error) => tracing::warn!(instance = id, %error, "failed to terminate leaked instance, retrying"),
         }
@@ -112,13 +116,13 @@ async fn collect(ctx: &Context, garbage: Garbage, most: usize) {
     for claim in garbage.orphaned {
         tracing::warn!(claim = claim.name_any(), "deleting node claim without instance");
         if delete_claim_or_log(ctx, &claim, DisruptionReason::GarbageCollected).await {
-            ctx.metrics.garbage_collected.with_label_values(&["nodeclaim"]).inc();
+            ctx.metrics.garbage_collected.with_label_values(&[NODE_CLAIM]).inc();
         }
     }
     for node in garbage.stranded {
         tracing::warn!(node = node.name_any(), "releasing deleted node without node claim and instance");
         match release_node(ctx, &node).await {
-            Ok(()) => ctx.metrics.garbage_collected.with_label_values(&["node"]).inc(),
+            Ok(()) => ctx.metrics.garbage_collected.with_label_values(&[NODE]).inc(),
             Err(error) => {
                 tracing::warn!(node = node.name_any(), %error, "failed to remove finalizer from node, retrying");
             }

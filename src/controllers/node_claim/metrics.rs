@@ -9,7 +9,10 @@ use crate::controllers::context::Context;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::move_record::MoveRecord;
 use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::gauges::in_units;
+use crate::decisions::node_usage::NodeUsage;
 use crate::model::labels;
+use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
@@ -70,8 +73,12 @@ pub fn count_disrupted(ctx: &Context, claim: &NodeClaim, reason: DisruptionReaso
     let (pool, pods) = {
         let state = ctx.cluster.read();
         let pool = claim.node_pool().and_then(|pool| state.pools.get(pool).cloned());
-        let node = state.node_of(claim).map(|node| node.name_any());
-        (pool, node.map_or(0, |node| state.pods_on(&node).filter(|pod| pod.reschedulable()).count()))
+        let node = state.node_of(claim);
+        if let Some(node) = node {
+            observe_utilization(ctx, claim, &NodeUsage::of(&state, node));
+        }
+        let pods = |node: &Node| state.pods_on(&node.name_any()).filter(|pod| pod.reschedulable()).count();
+        (pool, node.map_or(0, |node| pods(node)))
     };
     if let Some(saving) = saving(claim, reason) {
         let labels = [label(claim, labels::NODE_POOL), reason.metric_label().to_owned()];
@@ -80,6 +87,18 @@ pub fn count_disrupted(ctx: &Context, claim: &NodeClaim, reason: DisruptionReaso
     let labels = disrupted(claim, pool.as_deref(), reason);
     ctx.metrics.claims_disrupted.with_label_values(&labels).inc();
     ctx.metrics.pods_disrupted.with_label_values(&labels).inc_by(u64::try_from(pods).unwrap_or(u64::MAX));
+}
+
+/// Observes how full the node of a claim is.
+fn observe_utilization(ctx: &Context, claim: &NodeClaim, usage: &NodeUsage) {
+    let pool = label(claim, labels::NODE_POOL);
+    for resource in ["cpu", "memory"] {
+        let of = |resources: &Resources| in_units(resource, resources.get(resource));
+        let (requested, allocatable) = (of(&usage.requests), of(&usage.allocatable));
+        if allocatable > 0.0 {
+            ctx.metrics.disrupted_utilization.with_label_values(&[&*pool, resource]).observe(requested / allocatable);
+        }
+    }
 }
 
 /// What consolidation saves by the removal of a claim, in USD per hour: its price, or its share of what its move saves. `None` for other reasons, and while the price is unknown.
@@ -95,6 +114,12 @@ fn saving(claim: &NodeClaim, reason: DisruptionReason) -> Option<f64> {
         }
         _ => None,
     }
+}
+
+/// Counts a spot interruption warning.
+pub fn count_spot_interruption(ctx: &Context, claim: &NodeClaim) {
+    let labels = [labels::INSTANCE_TYPE, labels::ZONE, labels::NODE_POOL].map(|key| label(claim, key));
+    ctx.metrics.spot_interruptions.with_label_values(&labels).inc();
 }
 
 /// Counts a claim whose Node had this unhealthy condition.

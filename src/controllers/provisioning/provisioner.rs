@@ -32,6 +32,8 @@ use crate::state::snapshot::Snapshot;
 use crate::sync::lock;
 use crate::sync::panics::catch;
 
+/// Labels of counters without labels.
+const NONE: [&str; 0] = [];
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_secs(1) };
 
 /// Runs until the process ends.
@@ -163,6 +165,11 @@ async fn provision_snapshot(
         ctx.metrics.plan_seconds.observe(took.as_secs_f64());
         ctx.metrics.scheduling_seconds.with_label_values(&["provisioner"]).observe(took.as_secs_f64());
         let gap = gap(plan);
+        if let Some(bound) = plan.lower_bound {
+            // The bound has rounding errors of its own.
+            ctx.metrics.planned_cost.with_label_values(&NONE).inc_by(plan.cost.usd().max(0.0));
+            ctx.metrics.planned_bound.with_label_values(&NONE).inc_by(bound.usd().clamp(0.0, plan.cost.usd().max(0.0)));
+        }
         let problem = &snapshot.problem;
         let uncommitted = commit.apply(problem, plan, queue.first_seen());
         later.extend(uncommitted.into_iter().map(|pod| Arc::clone(&problem.pods[pod].key)));

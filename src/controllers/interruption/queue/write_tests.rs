@@ -351,7 +351,10 @@ async fn a_mass_spot_interruption_that_ec2_confirms_drains_every_node_at_once() 
         reader.process(&ctx, Ok(all.clone().map(one).collect())).await;
         let state = ctx.cluster.read();
         let marked = |n: &i32| DisruptionMark::of(&state.claims[&format!("c-{n}")]).is_some();
-        assert!(expected.contains(&all.clone().filter(marked).count()), "{case}");
+        let count = all.clone().filter(marked).count();
+        assert!(expected.contains(&count), "{case}");
+        let counted = ctx.metrics.spot_interruptions.with_label_values(&["", "", ""]).get();
+        assert_eq!(counted, if kind == MessageKind::SpotInterruption { count as u64 } else { 0 }, "{case}");
         if kind == MessageKind::SpotInterruption {
             assert!((0..500).take(confirmed).all(|n| marked(&n)), "{case}: every confirmed warning has its effect");
             assert!((500..600).filter(marked).count() <= 150, "{case}: unconfirmed warnings are bounded");

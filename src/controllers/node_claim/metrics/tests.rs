@@ -140,6 +140,47 @@ async fn the_pods_of_a_disrupted_claim_that_need_another_node_are_counted() {
     assert_eq!(ctx.metrics.pods_disrupted.with_label_values(&labels).get(), 2);
 }
 
+/// A node with 2 CPUs and 4 GiB, and a pod that requests a quarter of the CPUs, is removed.
+#[tokio::test]
+async fn the_removal_of_a_node_counts_what_it_saves_and_how_full_it_was() {
+    let record = |usd: f64| {
+        json!({(labels::MOVE): json!({"id": "m", "at": "2026-01-01T00:00:00Z", "give_up": "2026-01-01T00:00:00Z",
+        "sources": ["c", "d"], "usd_per_hour": usd}).to_string()})
+    };
+    let price = |text: &str| json!({(labels::USD_PER_HOUR): text});
+    for (annotations, reason, saved) in [
+        (price("0.25"), DisruptionReason::Empty, 0.25),
+        (price("free"), DisruptionReason::Empty, 0.0),
+        (json!({}), DisruptionReason::Empty, 0.0),
+        (record(0.5), DisruptionReason::Underutilized, 0.25),
+        (record(-0.5), DisruptionReason::Underutilized, 0.0),
+        (price("0.25"), DisruptionReason::Underutilized, 0.0),
+        (price("0.25"), DisruptionReason::Drifted, 0.0),
+    ] {
+        let ctx = FakeApi::default().context(Arc::new(FakeCloud::default()), PlacementMode::Extender);
+        let meta = json!({"labels": {(labels::NODE_POOL): "p"}, "annotations": annotations});
+        let claim = objects::claim("c", &json!({"metadata": meta, "status": objects::launched("i-1", &[])}));
+        ctx.cluster.update(|state| {
+            state.apply_claim(claim.clone());
+            let size = json!({"cpu": "2", "memory": "4Gi", "pods": "10"});
+            let node =
+                json!({"spec": {"providerID": "aws:///z/i-1"}, "status": {"allocatable": size, "capacity": size}});
+            state.apply_node(objects::node("n1", &node));
+            let requests = json!({"requests": {"cpu": "500m"}});
+            let spec = json!({"nodeName": "n1", "containers": [{"name": "c", "resources": requests}]});
+            state.apply_pod(&objects::pod("a", &json!({"spec": spec})), UnixMillis(1));
+        });
+        count_disrupted(&ctx, &claim, reason);
+        let counted = ctx.metrics.saved.with_label_values(&["p", reason.metric_label()]).get();
+        assert!((counted - saved).abs() < 1e-9, "{annotations}, {}: {counted}", reason.as_str());
+        for (resource, share) in [("cpu", 0.25), ("memory", 0.0)] {
+            let observed = ctx.metrics.disrupted_utilization.with_label_values(&["p", resource]);
+            assert_eq!(observed.get_sample_count(), 1);
+            assert!((observed.get_sample_sum() - share).abs() < 1e-9, "{resource}");
+        }
+    }
+}
+
 #[test]
 fn the_values_match_the_label_names() {
     let all = Metrics::new();
