@@ -12,7 +12,7 @@ use crate::state::object_ext::ObjectExt;
 use crate::state::tables::ClusterState;
 
 /// A price is written again when it is higher or lower than the written one by this share of it, as a percentage: spot prices move all the time.
-const CHANGE: i64 = 10;
+const CHANGE: f64 = 10.0;
 
 /// A node whose price is to be written.
 #[derive(Clone, Debug)]
@@ -53,10 +53,7 @@ fn due_price(state: &ClusterState, facts: &NodeFacts) -> Option<DuePrice> {
 
 fn is_due(annotation: Option<&String>, price: MicroUsd) -> bool {
     let known = annotation.and_then(|text| text.parse::<f64>().ok()).filter(|usd| usd.is_finite());
-    known.is_none_or(|usd| {
-        let difference = (usd - price.usd()).abs() * 100.0;
-        difference > usd.abs() * f64::from(i32::try_from(CHANGE).unwrap_or(i32::MAX))
-    })
+    known.is_none_or(|usd| (usd - price.usd()).abs() * 100.0 > usd.abs() * CHANGE)
 }
 
 #[cfg(test)]

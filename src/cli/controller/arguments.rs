@@ -227,7 +227,7 @@ mod tests {
             (["--disable-leader-election", "yes"], ["--disable-leader-election", "yes", "true, false"]),
             (["--simulated-boot-delay", "9s-3s"], ["--simulated-boot-delay", "9s-3s", "must not be longer"]),
             (["--reporting-component", "a b"], ["--reporting-component", "a b", "letters, digits"]),
-            (["--reporting-component", "-a"], ["--reporting-component", "-a", "letters, digits"]),
+            (["--reporting-component", "a-"], ["--reporting-component", "a-", "letters, digits"]),
         ] {
             let error = parse(&args).unwrap_err();
             for part in wanted {
