@@ -13,6 +13,9 @@ use crate::telemetry::registry as declared;
 /// Value of the label `provider`.
 const PROVIDER: &str = "aws";
 
+/// Values of the label `result` of reads of the interruption queue.
+const READS: [&str; 2] = ["ok", "error"];
+
 /// Values of the label `error`.
 const ERRORS: [&str; 4] = ["", "InsufficientCapacityError", "NodeClaimNotFoundError", "NodeClassNotReadyError"];
 
@@ -31,6 +34,7 @@ pub struct CloudMetrics {
     pub offering_available: IntGaugeVec,
     pub offering_price: GaugeVec,
     pub user_data_bytes: IntGaugeVec,
+    reads: IntCounterVec,
     pub messages_received: IntCounterVec,
     pub messages_deleted: IntCounter,
     pub message_seconds: Histogram,
@@ -62,6 +66,7 @@ impl CloudMetrics {
             offering_available: declared::OFFERING_AVAILABLE.gauges(),
             offering_price: declared::OFFERING_PRICE.float_gauges(),
             user_data_bytes: declared::USER_DATA_BYTES.gauges(),
+            reads: declared::INTERRUPTION_READS.counters(),
             messages_received: declared::MESSAGES_RECEIVED.counters(),
             messages_deleted: declared::MESSAGES_DELETED.counter(),
             message_seconds: declared::MESSAGE_SECONDS.histogram(),
@@ -80,7 +85,8 @@ impl CloudMetrics {
         refresh: impl Fn(&Self) + Send + Sync + 'static,
     ) -> Result<(), prometheus::Error> {
         let refreshed = Refreshed { metrics: self.clone(), refresh: Box::new(refresh), refreshing: Mutex::default() };
-        let all: [Box<dyn Collector>; 9] = [
+        let all: [Box<dyn Collector>; 10] = [
+            Box::new(self.reads.clone()),
             Box::new(self.duration.clone()),
             Box::new(self.errors.clone()),
             Box::new(self.batch_seconds.clone()),
@@ -100,6 +106,20 @@ impl CloudMetrics {
         self.type_memory.reset();
         self.offering_available.reset();
         self.offering_price.reset();
+    }
+
+    /// Awaits a read of the interruption queue and counts it.
+    ///
+    /// # Errors
+    /// The error of the read.
+    pub async fn read<T, E>(&self, read: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        // They are there before the first failure, which an alert on an increase would miss.
+        for known in READS {
+            self.reads.with_label_values(&[known]).inc_by(0);
+        }
+        let result = read.await;
+        self.reads.with_label_values(&[READS[usize::from(result.is_err())]]).inc();
+        result
     }
 
     /// Awaits a cloud provider call and records its duration and failure. `method` is Karpenter's name of the method, `controller` that of the
@@ -192,6 +212,10 @@ mod tests {
         assert_eq!(failed, Err(1));
         let worked: Result<u8, u8> = metrics.timed(["", "List"], |_| "", async { Ok(2) }).await;
         assert_eq!(worked, Ok(2));
+        for read in [Ok(1), Err(2), Ok(3)] {
+            let result: Result<u8, u8> = metrics.read(async { read }).await;
+            assert_eq!(result, read);
+        }
         all.text().unwrap();
         let text = all.text().unwrap();
         for line in [
@@ -204,6 +228,8 @@ mod tests {
             "stowage_cloudprovider_errors_total{controller=\"nodeclaim.lifecycle\",error=\"CreateError\",method=\"Create\",provider=\"aws\"} 1",
             "stowage_cloudprovider_duration_seconds_count{controller=\"\",method=\"List\",provider=\"aws\"} 1",
             "stowage_interruption_deleted_messages_total 3",
+            "stowage_interruption_reads_total{result=\"error\"} 1",
+            "stowage_interruption_reads_total{result=\"ok\"} 2",
             "stowage_cloudprovider_instance_type_cpu_cores{instance_type=\"m5.large\"} 2",
         ] {
             assert!(text.lines().any(|have| have == line), "{line} in\n{text}");

@@ -245,8 +245,6 @@ metrics! {
         "Nodes that waited since the cap per minute was reached, counted at each attempt.";
     SPOT_INTERRUPTIONS = "spot_interruptions_total", Kind::Counter, Leader, ["instance_type": "name of the instance type", "zone": "zone name", "nodepool": "name of the NodePool"],
         "Nodes with a spot interruption warning.";
-    INTERRUPTION_READS = "interruption_reads_total", Kind::Counter, Leader, ["result": "`ok`, `error`"],
-        "Reads of the interruption queue, each of which waits up to 20 s for messages.";
     MESSAGES_REFUSED = "interruption_refused_messages_total", Kind::Counter, Leader, [
             "message_type": "`spot_interrupted`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`",
             "reason": "`running` (EC2 describes the instance as running a minute after the event), `wrong_capacity_type` (such as a spot interruption of an on-demand instance), `too_many` (unconfirmed warnings drained as many nodes in a minute as they may; the message is redelivered)",
@@ -379,6 +377,8 @@ metrics! {
         "Estimated price of an offering in USD per hour.";
     USER_DATA_BYTES = both "ec2nodeclasses_userdata_bytes", Kind::Gauge, Ec2, ["nodeclass": "name of the EC2NodeClass"],
         "User data of the class's nodes at the last validation, in bytes before base64; EC2 accepts 16384.";
+    INTERRUPTION_READS = "interruption_reads_total", Kind::Counter, Ec2, ["result": "`ok`, `error`"],
+        "Reads of the interruption queue, each of which waits up to 20 s for messages. Absent without a queue.";
     MESSAGES_RECEIVED = both "interruption_received_messages_total", Kind::Counter, Ec2, [
             "message_type": "`spot_interrupted`, `rebalance_recommendation`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`; without effect: `no_op`, `malformed`, `foreign` (of another account or region)",
         ],

@@ -29,9 +29,6 @@ use crate::sync::lock;
 
 /// First and longest wait after a failed read of the queue; the wait doubles.
 const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
-/// Values of the metric label `result` of reads.
-const READ: &str = "ok";
-const UNREADABLE: &str = "error";
 /// Longest wait for the confirmation of a spot interruption: calls that EC2 throttles are repeated for longer than the notice lasts.
 const CONFIRMATION: Duration = Duration::from_secs(10);
 /// Instances whose messages are handled concurrently.
@@ -40,9 +37,6 @@ const CONCURRENCY: usize = 10;
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     let mut reader = Reader::new(&ctx);
-    for result in [READ, UNREADABLE] {
-        ctx.metrics.interruption_reads.with_label_values(&[result]).inc_by(0);
-    }
     loop {
         // A long poll.
         let received = heartbeat::rest(ctx.cloud.receive_messages()).await;
@@ -89,8 +83,6 @@ impl Reader {
 
     /// Handles the messages of one read, or its failure. Returns the wait before the next read after a failure.
     async fn process(&mut self, ctx: &Context, received: Result<Vec<Message>, CloudError>) -> Option<Duration> {
-        let result = if received.is_ok() { READ } else { UNREADABLE };
-        ctx.metrics.interruption_reads.with_label_values(&[result]).inc();
         let messages = match received {
             Ok(messages) => messages,
             Err(error) => {

@@ -74,7 +74,7 @@ impl Cloud for Ec2Provider {
                 tokio::time::sleep(NO_QUEUE).await;
                 return Ok(vec![]);
             };
-            let received = queue.receive(crate::clock::now).await?;
+            let received = self.clients.metrics.read(queue.receive(crate::clock::now)).await?;
             for event in &received {
                 self.record_event(event);
             }
