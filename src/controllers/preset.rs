@@ -7,7 +7,6 @@ use crate::controllers::caps::Capped;
 use crate::controllers::disruption::metrics::preset as preset_disruption;
 use crate::controllers::disruption::scores::{APPROVED, REJECTED};
 use crate::controllers::node_claim::garbage_collection::{INSTANCE, NODE, NODE_CLAIM};
-use crate::controllers::node_claim::metrics::PROVISIONED;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::interruption::confirmation::{Refusal, TOO_MANY};
 use crate::decisions::interruption::response::kind_label;
@@ -43,7 +42,6 @@ pub fn preset_pools<'p>(metrics: &ControllerMetrics, pools: impl IntoIterator<It
     for (name, pool) in pools {
         metrics.claims_rejected.with_label_values(&[name]).inc_by(0);
         metrics.purchased_in_vain.with_label_values(&[name]).inc_by(0);
-        metrics.claims_created.with_label_values(&[PROVISIONED, name, "false"]).inc_by(0);
         for reason in [DisruptionReason::Empty, DisruptionReason::Underutilized] {
             metrics.saved.with_label_values(&[name, reason.metric_label()]).inc_by(0.0);
         }
@@ -83,7 +81,6 @@ mod tests {
             "stowage_purchases_in_vain_total{nodepool=\"a\"} 0",
             "stowage_garbage_collected_total{kind=\"instance\"} 0",
             "stowage_saved_usd_per_hour_total{nodepool=\"a\",reason=\"empty\"} 0",
-            "karpenter_nodeclaims_created_total{min_values_relaxed=\"false\",nodepool=\"a\",reason=\"provisioned\"} 0",
         ] {
             assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
         }

@@ -213,7 +213,9 @@ impl Handler {
                     }
                     return Err(error.into());
                 }
-                if message.kind == MessageKind::SpotInterruption && DisruptionMark::of(&claim).is_none() {
+                // The claim as it was before the mark: a message may come twice.
+                let is_known = DisruptionMark::of(&claim).is_some_and(|known| known.reason == new.reason);
+                if message.kind == MessageKind::SpotInterruption && !is_known {
                     metrics::count_spot_interruption(ctx, &claim);
                 }
             }

@@ -1,5 +1,7 @@
 //! NodeClaim lifecycle metrics, labeled as Karpenter labels them (Karpenter core reference 8).
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
@@ -19,11 +21,18 @@ use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 /// Reason of pods that leave a node whose claim is not disrupted, but deleted.
 const FORCEFUL: &str = "Forceful Termination";
 /// Reason of a new claim that replaces no node.
-pub const PROVISIONED: &str = "provisioned";
+const PROVISIONED: &str = "provisioned";
 
 /// Counts a new claim, which replaces nodes for `reason` if there is one.
 pub fn count_created(ctx: &Context, claim: &NodeClaim, reason: Option<DisruptionReason>) {
     ctx.metrics.claims_created.with_label_values(&created(claim, reason)).inc();
+}
+
+/// Creates the series of a launched claim's Node. An increase that begins with the first Node of a zone would be missed, and the node be taken for one that
+/// never came.
+pub fn preset_registered(ctx: &Context, node_labels: &BTreeMap<String, String>) {
+    let [pool, zone] = [labels::NODE_POOL, labels::ZONE].map(|key| node_labels.get(key).cloned().unwrap_or_default());
+    ctx.metrics.nodes_created.with_label_values(&[pool, zone]).inc_by(0);
 }
 
 /// Counts a claim whose Node registered.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock;
 use crate::controllers::context::{Context, reference};
 use crate::controllers::node_claim::launch::offers;
 use crate::controllers::provisioning::claim_template::claim_of_template;
@@ -19,8 +18,7 @@ pub async fn run(ctx: Arc<Context>) {
         heartbeat::rest(tokio::time::sleep(PERIOD)).await;
         for ready in ctx.ready_pools() {
             if let Some(note) = note(&ready) {
-                ctx.emit_at(reference(&*ready.pool), events::NO_COMPATIBLE_INSTANCE_TYPES.note(note), clock::now())
-                    .await;
+                ctx.emit(reference(&*ready.pool), events::NO_COMPATIBLE_INSTANCE_TYPES.note(note)).await;
             }
             heartbeat::progress();
         }

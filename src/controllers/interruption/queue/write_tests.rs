@@ -376,3 +376,22 @@ async fn the_emergency_stop_holds_back_no_interruption() {
         assert_eq!(!world.api.lines().is_empty(), departs, "{mark} {paused}");
     }
 }
+
+#[tokio::test]
+async fn a_spot_interruption_is_counted_once_for_each_node_whatever_else_disrupts_it() {
+    let world = world();
+    for (name, id, disrupting) in
+        [("c", "i-1", json!({})), ("other", "i-2", json!({(labels::DISRUPTING): "Underutilized/"}))]
+    {
+        let meta = json!({"annotations": disrupting, "labels": {(labels::NODE_POOL): "p"}, "finalizers": [labels::TERMINATION_FINALIZER]});
+        world.api.put(&claim(name, &json!({"metadata": meta, "status": launched(id, &["Launched"])})));
+    }
+    let ctx = world.context();
+    let mut reader = Reader::new(&ctx);
+    for round in ["first", "again"] {
+        let one = |id: &str| Message { kind: MessageKind::SpotInterruption, at: clock::now(), ..message(round, id) };
+        reader.process(&ctx, Ok(vec![one("i-1"), one("i-2")])).await;
+        let counted = ctx.metrics.spot_interruptions.with_label_values(&["", "", "p"]).get();
+        assert_eq!(counted, 2, "{round}");
+    }
+}

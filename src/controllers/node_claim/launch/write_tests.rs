@@ -138,3 +138,17 @@ async fn the_partition_of_an_instance_is_written_under_every_failure() {
       crash before | crash after: stopped; again: ok, 1 write, as undisturbed
     "#);
 }
+
+/// An alert compares the NodeClaims with the Nodes that registered: the first one of a zone must not be missed.
+#[tokio::test]
+async fn a_launched_node_has_its_series_before_it_registers() {
+    let ctx = world(success()).context();
+    assert_eq!(launched(Arc::clone(&ctx)).await, "ok");
+    let families = prometheus::core::Collector::collect(&ctx.metrics.nodes_created);
+    let mut labels = Vec::new();
+    for series in families.iter().flat_map(prometheus::proto::MetricFamily::get_metric) {
+        labels.extend(series.get_label().iter().map(prometheus::proto::LabelPair::value));
+    }
+    assert_eq!(labels, ["p", "z"]);
+    assert_eq!(ctx.metrics.nodes_created.with_label_values(&labels).get(), 0);
+}
