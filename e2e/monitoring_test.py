@@ -168,7 +168,7 @@ class TestPrometheus:
     @contextlib.contextmanager
     def environment(request):
         plane = request.getfixturevalue("service_plane")
-        limits = {"cpu": "100", "memory": "400Gi", "nodes": "50", "pods": "1000", "ephemeral-storage": "2Ti"}
+        limits = {"cpu": "100", "memory": "400Gi", "nodes": "50", "pods": "1000", "ephemeral-storage": "2Ti", "stowage.dev/usd-per-hour": "50"}
         pools = [small_pool(POOL, "spot"), small_pool("steady", "on-demand")]
         for pool in pools:
             pool["spec"]["limits"] = limits

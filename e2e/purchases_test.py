@@ -19,6 +19,8 @@ from kube import ZONE, bound_to, key, planned_pods
 # Three pods that need a node each.
 PODS, CPU, MEMORY = 3, 1500, 2048
 TEAM = "team"
+USD_PER_HOUR = "stowage.dev/usd-per-hour"
+PRICES = 'resource_type="stowage.dev/usd_per_hour"'
 VAIN, KEPT = "vain", "kept"
 BURST, KINDS = "burst", 20
 REPLICAS = int(os.environ.get("STOWAGE_BURST_REPLICAS", "4"))
@@ -124,6 +126,39 @@ class TestSteadyFlow:
         print(f"\n{LONE} pods among {RATE} others a second, from creation to launch call: {shown}", flush=True)
         # When every created pod prolonged the batch, it was 1.4 s.
         assert observe.percentile(waits, 50) < 0.8
+        service.assert_no_errors()
+
+
+class TestPriceLimit:
+    """A NodePool whose nodes may not cost more than 0.5 USD per hour."""
+
+    @staticmethod
+    def environment(request):
+        pool = workloads.node_pool(KEPT, consolidate_after="Never", labels={TEAM: KEPT})
+        pool["spec"]["limits"] = {USD_PER_HOUR: "0.5"}
+        return services.simulated(request.getfixturevalue("service_plane"), "nominate", pool)
+
+    def test_nodes_are_purchased_up_to_the_limit(self, service):
+        space, mirror, pods = "costly", service.mirror, 60
+        bill = lambda: sum(float(claim["metadata"].get("annotations", {}).get(USD_PER_HOUR, "inf")) for claim in service.claims(KEPT))
+        service.plane.apply(workloads.namespace(space), workloads.workload(space, "web", pods, CPU, MEMORY, nodeSelector={TEAM: KEPT}))
+        refused = lambda: {event["regarding"]["name"] for event in service.plane.events(reason="FailedScheduling") if f"limit on {USD_PER_HOUR} reached" in event["note"]}
+        bound = lambda: {pod["metadata"]["name"] for pod in mirror.pods(space) if bound_to(pod)}
+        service.poll(lambda: refused() and mirror.settled(), 60, "pods refused because of the limit", lambda: mirror.summary(space))
+        service.poll(lambda: bound() | refused() == {pod["metadata"]["name"] for pod in mirror.pods(space)}, 60, "each pod bound or refused", lambda: mirror.summary(space))
+        usage = lambda: service.stowage.metric("karpenter_nodepools_usage", PRICES)
+        service.poll(lambda: abs(usage() - bill()) < 1e-6, 30, "usage shown", lambda: (usage(), bill()))
+        assert 0.25 < bill() <= 0.5 == service.stowage.metric("karpenter_nodepools_limit", PRICES)
+        print(f"\nlimit of 0.5 USD per hour: {len(bound())} of {pods} pods bound on {len(service.claims(KEPT))} nodes for {bill():.4f}", flush=True)
+        service.api.patch("NodePool", KEPT, {"spec": {"limits": {USD_PER_HOUR: "20"}}})
+        service.wait_bound(space, pods, 120)
+        assert 0.5 < bill() <= 20
+        # Above the limit, nothing is removed and nothing is purchased.
+        service.api.patch("NodePool", KEPT, {"spec": {"limits": {USD_PER_HOUR: "0.5"}}})
+        before = service.names(KEPT)
+        service.plane.apply(workloads.workload(space, "more", 40, CPU, MEMORY, nodeSelector={TEAM: KEPT}))
+        service.poll(lambda: any(name.startswith("more-") for name in refused()), 60, "pods of the second workload refused", lambda: mirror.summary(space))
+        assert service.names(KEPT) == before
         service.assert_no_errors()
 
 

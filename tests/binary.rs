@@ -261,6 +261,65 @@ fn the_service_without_a_cluster_names_the_missing_setting() {
     }
 }
 
+#[test]
+fn the_log_is_written_as_json_lines_to_the_chosen_outputs() {
+    let run = |paths: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
+        command.arg("controller").env("KUBECONFIG", "/no/such/kubeconfig").env_remove("LOG_OUTPUT_PATHS");
+        command.envs(paths.map(|paths| ("LOG_OUTPUT_PATHS", paths))).output().unwrap()
+    };
+    for (paths, outputs) in [
+        (None, [false, true]),
+        (Some("stderr"), [false, true]),
+        (Some("stdout"), [true, false]),
+        (Some("stdout,stderr"), [true; 2]),
+    ] {
+        let done = run(paths);
+        assert_eq!(done.status.code(), Some(2));
+        let last = [&done.stdout, &done.stderr].map(|output| text(output).lines().last().map(str::to_owned));
+        for (line, is_written) in last.into_iter().zip(outputs) {
+            assert_eq!(line.is_some(), is_written, "{paths:?}");
+            let Some(line) = line else { continue };
+            let line: Value = serde_json::from_str(&line).unwrap();
+            assert_eq!((&line["level"], &line["message"]), (&json!("ERROR"), &json!("ended by an error")));
+            assert!(line["error"].as_str().unwrap().contains("set KUBECONFIG"), "{line}");
+        }
+    }
+    let refused = run(Some("stdout,/var/log/stowage.log"));
+    assert_eq!(refused.status.code(), Some(2));
+    for part in ["/var/log/stowage.log", "--log-output-paths", "stdout, stderr"] {
+        assert!(text(&refused.stderr).contains(part), "{}", text(&refused.stderr));
+    }
+}
+
+#[test]
+fn a_limit_in_usd_counts_the_nodes_of_the_manifests() {
+    let node = |name: &str, capacity_type: &str| {
+        let labels = json!({"karpenter.sh/nodepool": "default", "node.kubernetes.io/instance-type": "m5.large",
+            "topology.kubernetes.io/zone": "us-east-1a", "karpenter.sh/capacity-type": capacity_type});
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels},
+            "spec": {"unschedulable": true}, "status": {"capacity": {"cpu": "2", "memory": "8Gi", "pods": "29"}}})
+    };
+    // On demand an m5.large costs 0.096 USD per hour; the node of an unknown price counts nothing.
+    for (limit, code) in [("0.1", 3), ("10", 0)] {
+        let mut limited = pool();
+        limited["spec"]["limits"] = json!({"stowage.dev/usd-per-hour": limit});
+        let objects = json!({"apiVersion": "v1", "kind": "List",
+            "items": [limited, node("a", "on-demand"), node("b", "unknown"), pod("web", "1")]});
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("all.json"), objects.to_string()).unwrap();
+        let done = stowage(&["simulate", "-f", &folder.path().display().to_string(), "--output", "json"]);
+        assert_eq!(done.status.code(), Some(code), "{}", text(&done.stderr));
+        let plan: Value = serde_json::from_slice(&done.stdout).unwrap();
+        if code == 3 {
+            let reason = plan["unschedulable"][0]["reason"].as_str().unwrap();
+            let used =
+                "limit on stowage.dev/usd-per-hour reached (stowage.dev/usd-per-hour 0.096 of 0.1 before this plan)";
+            assert!(reason.contains(used), "{reason}");
+        }
+    }
+}
+
 /// The first lines of requests that a listener receives; each is answered with this status.
 fn requests(listener: TcpListener, status: &'static str) -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel();

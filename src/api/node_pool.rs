@@ -43,7 +43,8 @@ pub struct NodePoolSpec {
     #[serde(default)]
     #[schemars(extend("default" = { "consolidateAfter": "0s" }))]
     pub disruption: Disruption,
-    /// Maximum total capacity of the pool's nodes, by resource; `nodes` limits the number of nodes.
+    /// Maximum total capacity of the pool's nodes, by resource; `nodes` limits the number of nodes, and `stowage.dev/usd-per-hour` the sum of their
+    /// prices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::quantities")]
     pub limits: Option<BTreeMap<String, Quantity>>,

@@ -19,7 +19,7 @@ use crate::cli::{output, page};
 use crate::cloud::catalog::{EBS_DRIVER, NodeSettings, RawCatalog, SpotPricing, embedded, parse};
 use crate::model::labels;
 use crate::model::labels::normalize_key;
-use crate::model::offering::Catalog;
+use crate::model::offering::{CapacityType, Catalog};
 use crate::model::resources::Resources;
 use crate::model::units::MicroUsd;
 use crate::planner::columns::table::ColumnCache;
@@ -175,6 +175,7 @@ fn problem_of(
     problem.services = Arc::new(input.services);
     let mut running = input.running;
     let mut usage: BTreeMap<String, (Resources, i64)> = BTreeMap::new();
+    let mut nodes_of: BTreeMap<String, Vec<BTreeMap<String, String>>> = BTreeMap::new();
     for node in input.nodes {
         let name = node.metadata.name.clone().unwrap_or_default();
         let fail = |error: crate::model::resources::ResourceError| {
@@ -195,6 +196,7 @@ fn problem_of(
             let used = usage.entry(pool.clone()).or_default();
             used.0.add(capacity.as_ref().unwrap_or(&allocatable));
             used.1 += 1;
+            nodes_of.entry(pool.clone()).or_default().push(node_labels.clone());
         }
         let mut state = NodeState {
             name: Arc::from(name.as_str()),
@@ -241,7 +243,9 @@ fn problem_of(
             .entry(class_name.clone())
             .or_insert_with(|| Arc::new(raw.with_settings(&settings(class_name), spot)));
         let name = node_pool.metadata.name.clone().unwrap_or_default();
-        let (used, nodes) = usage.get(&name).cloned().unwrap_or_default();
+        let (mut used, nodes) = usage.get(&name).cloned().unwrap_or_default();
+        let prices = nodes_of.get(&name).into_iter().flatten().map(|labels| price_of(labels, catalog).0);
+        used.set(labels::USD_PER_HOUR, prices.fold(0, i64::saturating_add));
         let pool = Pool::new(node_pool, Arc::clone(catalog), used, nodes).map_err(|error| InputError::Object {
             file: file.clone(),
             object: format!("NodePool {name}"),
@@ -250,6 +254,18 @@ fn problem_of(
         problem.pools.push(pool);
     }
     Ok((problem, skipped))
+}
+
+/// The hourly price of a node by its labels; zero when unknown.
+fn price_of(node_labels: &BTreeMap<String, String>, catalog: &Catalog) -> MicroUsd {
+    let of = || {
+        let [name, zone, capacity_type] =
+            [labels::INSTANCE_TYPE, labels::ZONE, labels::CAPACITY_TYPE].map(|key| node_labels.get(key));
+        let (name, zone, capacity_type) = (name?, zone?, CapacityType::parse(capacity_type?)?);
+        let found = catalog.instance_types.iter().find(|found| *found.name == **name)?;
+        found.price(zone, capacity_type)
+    };
+    of().unwrap_or_default()
 }
 
 /// Why a NodePool launches no node for pending pods, as the service decides it. A NodePool without status counts as ready.

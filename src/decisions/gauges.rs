@@ -102,9 +102,13 @@ pub fn resource_type(name: &str) -> String {
     name.to_lowercase().replace('-', "_")
 }
 
-/// An amount in cores, bytes or units.
+/// An amount in cores, bytes, USD per hour or units.
 pub fn in_units(resource: &str, amount: i64) -> f64 {
-    if resource == "cpu" { float(amount) / 1_000.0 } else { float(amount) }
+    match resource {
+        "cpu" => float(amount) / 1_000.0,
+        labels::USD_PER_HOUR => MicroUsd(amount).usd(),
+        _ => float(amount),
+    }
 }
 
 /// Nodes that may be disrupted but for budgets, by reason: empty ones and quiet ones that are not protected, and drifted ones.
@@ -178,8 +182,9 @@ mod tests {
 
     #[test]
     fn a_pool_shows_its_usage_limits_and_cost() {
-        let limits = json!({"cpu": "500m", "memory": "1Ki", "nodes": "7", "example.com/fpga-card": "x"});
-        let resources = json!({"cpu": "10", "ephemeral-storage": "2Gi", "nodes": "3"});
+        let limits = json!({"cpu": "500m", "memory": "1Ki", "nodes": "7", "example.com/fpga-card": "x",
+            (labels::USD_PER_HOUR): "2.5"});
+        let resources = json!({"cpu": "10", "ephemeral-storage": "2Gi", "nodes": "3", (labels::USD_PER_HOUR): "0.48"});
         let pool = json!({"spec": {"limits": limits}, "status": {"resources": resources}});
         let mut cluster = SmallCluster::new(&[("p", pool), ("q", json!({}))]);
         cluster.add_node("n1", "p", "small/spot");
@@ -189,10 +194,13 @@ mod tests {
         let gauges = gauges(&cluster);
         assert_eq!(
             lines(&gauges.limits),
-            ["cpu, p: 0.5", "memory, p: 1024", "nodes, p: 7"],
+            ["cpu, p: 0.5", "memory, p: 1024", "nodes, p: 7", "stowage.dev/usd_per_hour, p: 2.5"],
             "what is no quantity is left out"
         );
-        assert_eq!(lines(&gauges.usage), ["cpu, p: 10", "ephemeral_storage, p: 2147483648", "nodes, p: 3"]);
+        assert_eq!(
+            lines(&gauges.usage),
+            ["cpu, p: 10", "ephemeral_storage, p: 2147483648", "nodes, p: 3", "stowage.dev/usd_per_hour, p: 0.48"]
+        );
         assert_eq!(lines(&gauges.cost), ["p: 0.48", "q: 0"]);
         let by_type =
             ["p, on-demand, false: 0.4", "p, on-demand, true: 0", "p, spot, false: 0.04", "p, spot, true: 0.04"];

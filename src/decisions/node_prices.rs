@@ -25,11 +25,6 @@ pub struct DuePrice {
     pub on: (bool, bool),
 }
 
-/// A price as it is written.
-pub fn written(price: MicroUsd) -> String {
-    price.usd().to_string()
-}
-
 /// The nodes with another price than is written, at most `most`; those after the one of this name come first.
 pub fn due(state: &ClusterState, facts: &Facts, after: &str, most: usize) -> Vec<DuePrice> {
     let next = facts.nodes.partition_point(|node| node.node.as_str() <= after);
@@ -82,7 +77,7 @@ mod tests {
 
     fn found(cluster: &SmallCluster, after: &str, most: usize) -> Vec<(String, (bool, bool))> {
         let due = due(&cluster.state, &cluster.facts(), after, most);
-        assert!(due.iter().all(|due| written(due.price) == "0.1"));
+        assert!(due.iter().all(|due| due.price.to_string() == "0.1"));
         due.into_iter().map(|due| (due.node, due.on)).collect()
     }
 

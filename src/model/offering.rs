@@ -129,6 +129,12 @@ impl InstanceType {
             }
         })
     }
+
+    /// The hourly price of an offering.
+    pub fn price(&self, zone: &str, capacity_type: CapacityType) -> Option<MicroUsd> {
+        let is_wanted = |offering: &&Offering| &*offering.zone == zone && offering.capacity_type == capacity_type;
+        self.offerings.iter().find(is_wanted).map(|offering| offering.price)
+    }
 }
 
 /// All instance types and offerings of one node class. Immutable and shared.

@@ -1,5 +1,6 @@
 //! Kubernetes quantities, parsed once at the edge into whole numbers.
 
+use crate::model::labels::USD_PER_HOUR;
 use crate::model::units::{Bytes, Millicores};
 
 /// An invalid quantity.
@@ -30,12 +31,17 @@ pub fn parse_bytes(text: &str) -> Result<Bytes, QuantityError> {
 }
 
 /// Parses the quantity of a resource by its Kubernetes name, rounded up: millicores of `cpu`, bytes of `memory` and
-/// `ephemeral-storage`, units of everything else.
+/// `ephemeral-storage`, micro-USD of the limit `stowage.dev/usd-per-hour`, units of everything else.
 ///
 /// # Errors
 /// The text is not a quantity, or is negative.
 pub fn parse_amount(resource: &str, text: &str) -> Result<i64, QuantityError> {
-    scaled(text, if resource == "cpu" { 1000 } else { 1 })
+    let scale = match resource {
+        "cpu" => 1_000,
+        USD_PER_HOUR => 1_000_000,
+        _ => 1,
+    };
+    scaled(text, scale)
 }
 
 /// The value times `scale`, rounded up and clamped to `i64`, as `Quantity.ScaledValue` of apimachinery.

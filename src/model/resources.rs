@@ -1,4 +1,5 @@
-//! Resource vectors. By name, CPU is a number of millicores, memory and storage of bytes, everything else of units.
+//! Resource vectors. By name, CPU is a number of millicores, memory and storage of bytes, the price that a NodePool may limit of micro-USD per hour,
+//! everything else of units.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,8 +7,9 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::model::labels::USD_PER_HOUR;
 use crate::model::quantity::{QuantityError, parse_amount};
-use crate::model::units::{Bytes, Millicores};
+use crate::model::units::{Bytes, MicroUsd, Millicores};
 
 /// Elastic Fabric Adapter interfaces. An instance has them only if its launch requests them.
 pub const EFA: &str = "vpc.amazonaws.com/efa";
@@ -84,6 +86,7 @@ impl Resources {
             .map(|(name, value)| {
                 let text = match name {
                     "cpu" => Millicores(value).to_string(),
+                    USD_PER_HOUR => MicroUsd(value).to_string(),
                     _ if is_in_bytes(name) => Bytes(value).to_string(),
                     _ => value.to_string(),
                 };
@@ -209,6 +212,16 @@ pub fn is_in_bytes(name: &str) -> bool {
     matches!(name, "memory" | "ephemeral-storage") || name.starts_with("hugepages-")
 }
 
+/// An amount of a resource for people; may lose precision.
+pub fn human(name: &str, value: i64) -> String {
+    match name {
+        "cpu" => Millicores(value).to_string(),
+        USD_PER_HOUR => MicroUsd(value).to_string(),
+        _ if is_in_bytes(name) => Bytes(value).human().to_string(),
+        _ => value.to_string(),
+    }
+}
+
 impl fmt::Display for Resources {
     /// Human-readable form without pod slots: `cpu 2, memory 4Gi, nvidia.com/gpu 1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -218,11 +231,7 @@ impl fmt::Display for Resources {
                 f.write_str(", ")?;
             }
             first = false;
-            match name {
-                "cpu" => write!(f, "cpu {}", Millicores(value))?,
-                _ if is_in_bytes(name) => write!(f, "{name} {}", Bytes(value).human())?,
-                _ => write!(f, "{name} {value}")?,
-            }
+            write!(f, "{name} {}", human(name, value))?;
         }
         if first { f.write_str("nothing") } else { Ok(()) }
     }
@@ -243,14 +252,13 @@ mod tests {
 
     #[test]
     fn maps_survive_a_round_trip() {
+        let list =
+            [("cpu", "1500m"), ("memory", "3Gi"), ("pods", "29"), ("nvidia.com/gpu", "4"), (USD_PER_HOUR, "2.5")];
         let map: BTreeMap<String, Quantity> =
-            [("cpu", "1500m"), ("memory", "3Gi"), ("pods", "29"), ("nvidia.com/gpu", "4")]
-                .into_iter()
-                .map(|(k, v)| (k.to_owned(), Quantity(v.into())))
-                .collect();
+            list.into_iter().map(|(k, v)| (k.to_owned(), Quantity(v.into()))).collect();
         let resources = Resources::from_map(&map).unwrap();
         assert_eq!(resources.to_map(), map);
-        assert_eq!(resources.to_string(), "cpu 1500m, memory 3Gi, nvidia.com/gpu 4");
+        assert_eq!(resources.to_string(), "cpu 1500m, memory 3Gi, nvidia.com/gpu 4, stowage.dev/usd-per-hour 2.5");
     }
 
     #[test]

@@ -79,12 +79,30 @@ impl fmt::Display for HumanBytes {
 }
 
 impl MicroUsd {
+    /// A price in dollars to the nearest micro-dollar; `None` for a negative number, more than a million, and NaN.
+    pub fn from_usd(usd: f64) -> Option<Self> {
+        if !(0.0..=1e6).contains(&usd) {
+            return None;
+        }
+        // Rounded and in range, so the cast is exact.
+        #[allow(clippy::cast_possible_truncation)]
+        let micro = (usd * 1e6).round() as i64;
+        Some(Self(micro))
+    }
+
     /// US dollars per hour, for people and JSON.
     #[must_use]
     pub fn usd(self) -> f64 {
         #[allow(clippy::cast_precision_loss)]
         let micro = self.0 as f64;
         micro / 1e6
+    }
+}
+
+impl fmt::Display for MicroUsd {
+    /// In US dollars: `2.5`, `0.0104`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.usd().fmt(f)
     }
 }
 

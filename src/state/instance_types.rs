@@ -11,7 +11,9 @@ use crate::model::offering::{CapacityType, Catalog, InstanceType};
 use crate::model::resources::Resources;
 use crate::model::units::MicroUsd;
 use crate::state::claim_index::reported_capacity;
-use crate::state::object_ext::ObjectExt;
+use crate::state::claim_offers::highest_price;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
+use crate::state::tables::ClusterState;
 
 /// A NodePool that may launch nodes, with the offerings of its node class.
 #[derive(Clone, Debug)]
@@ -82,10 +84,29 @@ impl InstanceTypes {
         let Some((_, zone, capacity_type)) = offering_of(claim) else {
             return MicroUsd::default();
         };
-        self.of(claim)
-            .and_then(|found| {
-                found.offerings.iter().find(|offer| *offer.zone == zone && offer.capacity_type == capacity_type)
-            })
-            .map_or_else(MicroUsd::default, |offer| offer.price)
+        self.of(claim).and_then(|found| found.price(&zone, capacity_type)).unwrap_or_default()
+    }
+
+    /// The hourly price of a claim's node as a NodePool's limit counts it. Before the launch it is the maximum over the offerings that the claim may
+    /// be launched as. Of an offering that the catalog does not have, it is the price that the claim was annotated with.
+    fn limited_price(&self, claim: &NodeClaim) -> MicroUsd {
+        let planned = Some(self.price(claim)).filter(|price| price.0 > 0);
+        let annotated = || MicroUsd::from_usd(claim.annotations().get(labels::USD_PER_HOUR)?.parse().ok()?);
+        highest_price(claim, self.alternatives(claim)).max(planned).or_else(annotated).unwrap_or_default()
+    }
+
+    /// The hourly price of a NodePool's nodes, leaving ones excluded, of those whose claims `counts` admits. `None` where the NodePool does not
+    /// limit it.
+    pub fn limited_price_of(
+        &self,
+        state: &ClusterState,
+        pool: &NodePool,
+        counts: impl Fn(&NodeClaim) -> bool,
+    ) -> Option<MicroUsd> {
+        pool.spec.limits.as_ref()?.get(labels::USD_PER_HOUR)?;
+        let claims =
+            state.claim_index.of_pool(pool.metadata.name.as_deref()?).filter_map(|name| state.claims.get(name));
+        let counted = claims.filter(|claim| !claim.is_leaving() && counts(claim));
+        Some(MicroUsd(counted.map(|claim| self.limited_price(claim).0).fold(0, i64::saturating_add)))
     }
 }

@@ -4,6 +4,7 @@
 pub mod attachments;
 pub mod change_log;
 pub mod claim_index;
+pub mod claim_offers;
 pub mod cluster;
 pub mod daemon_sets;
 pub mod deleted_uids;

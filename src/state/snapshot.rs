@@ -168,6 +168,9 @@ fn pool(state: &ClusterState, types: &InstanceTypes, ready: &ReadyPool) -> Optio
     for claim in unsized_claims.iter().filter_map(|claim| state.claims.get(claim)) {
         capacity.add(&types.capacity(claim));
     }
+    if let Some(price) = types.limited_price_of(state, &ready.pool, |_| true) {
+        capacity.set(labels::USD_PER_HOUR, price.0);
+    }
     Pool::new(&ready.pool, Arc::clone(&ready.catalog), capacity, count)
         .inspect_err(|error| tracing::warn!(node_pool = name, %error, "invalid node pool left out of the plan"))
         .ok()

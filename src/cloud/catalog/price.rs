@@ -94,20 +94,9 @@ pub(crate) fn deserialize_usd<'de, D: Deserializer<'de>>(deserializer: D) -> Res
     let Some(usd) = Option::<f64>::deserialize(deserializer)? else {
         return Ok(None);
     };
-    let price = micro_usd(usd)
+    let price = MicroUsd::from_usd(usd)
         .ok_or_else(|| serde::de::Error::custom(format!("onDemandUsdPerHour is {usd}, expected 0 to 1000000")))?;
     Ok(Some(price))
-}
-
-/// A price in dollars to the nearest micro-dollar; `None` for a negative number, more than a million, and NaN.
-pub fn micro_usd(usd: f64) -> Option<MicroUsd> {
-    if !(0.0..=1e6).contains(&usd) {
-        return None;
-    }
-    // Rounded and in range, so the cast is exact.
-    #[allow(clippy::cast_possible_truncation)]
-    let micro = (usd * 1e6).round() as i64;
-    Some(MicroUsd(micro))
 }
 
 #[cfg(test)]

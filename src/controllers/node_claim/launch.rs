@@ -12,7 +12,6 @@ use crate::api::conditions::LAUNCHED;
 use crate::api::launch_group::LaunchGroup;
 use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::clock;
-use crate::cloud::catalog::price::micro_usd;
 use crate::cloud::{
     Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, NodeClassCloud, Override, ReservedIn,
     without_encoded_details,
@@ -24,15 +23,14 @@ use crate::controllers::node_claim::step_error::StepError;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::drift_hash::DriftHash;
 use crate::decisions::lifecycle::launch_group::named;
-use crate::decisions::node_prices::written;
 use crate::model::events;
 use crate::model::events::DeclaredEvent;
 use crate::model::labels;
-use crate::model::offering::{Catalog, InstanceType, OFFERING_LABELS, Offering};
-use crate::model::requirement::Requirements;
+use crate::model::offering::{Catalog, InstanceType};
 use crate::model::resources::{EFA, Resources};
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
+use crate::state::claim_offers::offers;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
 /// Longest message of an unclassified failure (Karpenter core reference 5.2).
@@ -158,11 +156,6 @@ impl LaunchFailure {
     }
 }
 
-/// The most that the instance of a claim may cost per hour.
-fn max_price(claim: &NodeClaim) -> Option<MicroUsd> {
-    micro_usd(claim.annotations().get(labels::MAX_PRICE)?.parse().ok()?)
-}
-
 /// Offerings that a claim may be launched as now, in ascending order of price.
 pub fn acceptable(claim: &NodeClaim, catalog: &Catalog) -> Vec<Override> {
     let available = offers(claim, catalog).filter(|(_, offering)| offering.available);
@@ -179,37 +172,6 @@ pub fn acceptable(claim: &NodeClaim, catalog: &Catalog) -> Vec<Override> {
         price.cmp(other).then_with(|| (&a.instance_type, &a.zone).cmp(&(&b.instance_type, &b.zone)))
     });
     found.into_iter().map(|(_, offering)| offering).collect()
-}
-
-/// Offerings that satisfy a claim, those without capacity included.
-pub fn offers<'c>(
-    claim: &'c NodeClaim,
-    catalog: &'c Catalog,
-) -> impl Iterator<Item = (&'c InstanceType, &'c Offering)> {
-    let allowed = |key: &str| {
-        let found = claim.spec.requirements.iter().find(|r| r.key == key && r.operator == "In");
-        move |value: &str| found.is_none_or(|r| r.values.iter().any(|other| other == value))
-    };
-    let (type_ok, zone_ok, capacity_ok) =
-        (allowed(labels::INSTANCE_TYPE), allowed(labels::ZONE), allowed(labels::CAPACITY_TYPE));
-    let requirements = Arc::new(Requirements::from_api(&claim.spec.requirements).unwrap_or_default());
-    let of_types = Arc::clone(&requirements);
-    let types = catalog.instance_types.iter().map(|instance_type| &**instance_type);
-    let types = types.filter(move |instance_type| type_ok(&instance_type.name) && instance_type.serves(&of_types));
-    let all =
-        types.flat_map(|instance_type| instance_type.offerings.iter().map(move |offering| (instance_type, offering)));
-    let max_price = max_price(claim);
-    all.filter(move |(_, offering)| {
-        max_price.is_none_or(|most| offering.price <= most)
-            && zone_ok(&offering.zone)
-            && capacity_ok(offering.capacity_type.as_str())
-            && satisfies(&requirements, offering)
-    })
-}
-
-/// Whether the offering's own labels satisfy the requirements of a claim.
-fn satisfies(requirements: &Requirements, offering: &Offering) -> bool {
-    OFFERING_LABELS.iter().all(|key| requirements.get(key).is_none_or(|set| set.accepts(offering.label(key))))
 }
 
 /// Labels that a claim gets from its instance: those of its instance type and of its offering.
@@ -321,7 +283,7 @@ async fn record(
     let mut metadata = json!({ "labels": node_labels });
     let price = price(found, instance);
     let mut annotations =
-        price.map(|price| (labels::USD_PER_HOUR, written(price))).into_iter().collect::<BTreeMap<_, _>>();
+        price.map(|price| (labels::USD_PER_HOUR, price.to_string())).into_iter().collect::<BTreeMap<_, _>>();
     if let Some(ca) = ctx.cloud.capabilities().node_classes.map(NodeClassCloud::instance_ca) {
         annotations.extend(class_annotations(class, &ca));
     }
@@ -359,7 +321,7 @@ async fn record(
         zone = instance.zone,
         capacity_type = %instance.capacity_type,
         usd_per_hour = price.map(MicroUsd::usd),
-        "launched"
+        "launched nodeclaim"
     );
     let note = format!("{} in {} as {}", instance.instance_type, instance.zone, instance.capacity_type);
     ctx.emit_for_claim(claim, events::LAUNCHED.note(&note)).await;

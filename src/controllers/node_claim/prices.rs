@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use crate::controllers::context::{Context, ignore_not_found};
-use crate::decisions::node_prices::{DuePrice, due, written};
+use crate::decisions::node_prices::{DuePrice, due};
 use crate::model::labels;
 use crate::sync::heartbeat;
 
@@ -39,7 +39,7 @@ async fn pass(ctx: &Context, last: &str) -> String {
 }
 
 async fn write(ctx: &Context, due: &DuePrice) {
-    let patch = json!({"metadata": {"annotations": {(labels::USD_PER_HOUR): written(due.price)}}});
+    let patch = json!({"metadata": {"annotations": {(labels::USD_PER_HOUR): due.price.to_string()}}});
     let (claim, node) = (due.claim.name_any(), &due.node);
     if due.on.0
         && let Err(error) = ignore_not_found(ctx.patch_claim(&claim, &patch).await)

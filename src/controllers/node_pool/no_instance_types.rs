@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::controllers::context::{Context, reference};
-use crate::controllers::node_claim::launch::offers;
 use crate::controllers::provisioning::claim_template::claim_of_template;
 use crate::model::events;
+use crate::state::claim_offers::offers;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::heartbeat;
 

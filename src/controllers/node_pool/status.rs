@@ -18,6 +18,7 @@ use crate::decisions::lifecycle::drift_hash::DriftHash;
 use crate::decisions::lifecycle::registration_health::RegistrationHealth;
 use crate::model::events;
 use crate::model::events::DeclaredEvent;
+use crate::model::labels;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
@@ -137,15 +138,20 @@ fn class_readiness(state: &ClusterState, pool: &NodePool) -> Evaluation {
 }
 
 /// Capacity and number of the nodes of a pool that have registered and are not leaving.
-fn registered(state: &ClusterState, types: &InstanceTypes, pool: &str) -> (Resources, i64) {
-    let Usage { capacity: mut used, count: mut nodes, unsized_claims } = state.claim_index.usage(pool);
+fn registered(state: &ClusterState, types: &InstanceTypes, pool: &NodePool) -> (Resources, i64) {
+    let name = &*pool.name_any();
+    let Usage { capacity: mut used, count: mut nodes, unsized_claims } = state.claim_index.usage(name);
     for claim in unsized_claims.iter().filter_map(|name| state.claims.get(name)) {
         used.add(&types.capacity(claim));
     }
     let in_flight = state.in_flight.iter().filter_map(|name| state.claims.get(name));
-    for claim in in_flight.filter(|claim| claim.node_pool() == Some(pool) && !claim.is_leaving()) {
+    for claim in in_flight.filter(|claim| claim.node_pool() == Some(name) && !claim.is_leaving()) {
         used.sub(&types.capacity(claim));
         nodes -= 1;
+    }
+    let is_registered = |claim: &NodeClaim| !state.in_flight.contains(&claim.name_any());
+    if let Some(price) = types.limited_price_of(state, pool, is_registered) {
+        used.set(labels::USD_PER_HOUR, price.0);
     }
     (used, nodes)
 }
@@ -157,7 +163,6 @@ pub fn desired_status(
     health: &RegistrationHealth,
     now: UnixMillis,
 ) -> DesiredStatus {
-    let name = pool.name_any();
     let mut writer = ConditionWriter::for_pool(pool, now);
     let mut conditions = writer.edit();
     let mut failed = Vec::new();
@@ -179,7 +184,7 @@ pub fn desired_status(
         let (status, reason, message) = health.of(pool, generation);
         conditions.set(NODE_REGISTRATION_HEALTHY, status, &reason, &message);
     }
-    let (used, nodes) = registered(state, types, &name);
+    let (used, nodes) = registered(state, types, pool);
     let mut resources = json!({"cpu": "0", "memory": "0", "pods": "0", "ephemeral-storage": "0"});
     for (key, value) in used.to_map() {
         resources[key] = json!(value);

@@ -11,6 +11,7 @@ use crate::decisions::disruption::obstacle::{MIN_ALTERNATIVES, Obstacle};
 use crate::decisions::disruption::progress::unheld_pods;
 use crate::decisions::disruption::size::{Size, less, size, sum};
 use crate::decisions::provisioning::supply_quarantine::{Source, SupplyQuarantine};
+use crate::model::labels;
 use crate::model::offering::CapacityType;
 use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
@@ -376,6 +377,8 @@ impl Simulator {
         for pool in &mut pools {
             for (_, removable) in removed.iter().filter(|(_, removable)| *removable.facts.pool == *pool.name) {
                 pool.usage.sub(&removable.facts.capacity);
+                let rest = pool.usage.get(labels::USD_PER_HOUR).saturating_sub(removable.facts.price.0);
+                pool.usage.set(labels::USD_PER_HOUR, rest);
                 pool.node_count -= 1;
             }
         }

@@ -8,6 +8,7 @@ use crate::model::labels;
 use crate::model::offering::{CapacityType, InstanceType, OFFERING_LABELS, Offering};
 use crate::model::pod_class::PodClass;
 use crate::model::requirement::{Requirements, ValueSet};
+use crate::model::resources::Resources;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::daemons::{DaemonNeed, add, by_precedence, counted};
 use crate::planner::columns::dims::{Dims, fits};
@@ -45,6 +46,14 @@ pub(crate) struct Column {
     pub left: Option<i64>,
     /// Labels of the offering alone.
     pub labels: Arc<BTreeMap<String, String>>,
+}
+
+/// What a node counts for the limits of its NodePool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Charge<'a> {
+    pub capacity: &'a Resources,
+    /// As paid, in micro-USD per hour.
+    pub price: i64,
 }
 
 /// All columns.
@@ -377,6 +386,11 @@ impl ColumnTable {
 
     pub fn instance_type(&self, column: usize) -> &Arc<InstanceType> {
         &self.shapes[self.columns[column].shape].instance_type
+    }
+
+    /// What a node of a column counts for limits.
+    pub fn charge(&self, column: usize) -> Charge<'_> {
+        Charge { capacity: &self.instance_type(column).capacity, price: self.columns[column].paid }
     }
 
     pub fn variant(&self, column: usize) -> &Variant {

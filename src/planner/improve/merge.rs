@@ -86,10 +86,10 @@ fn affords_instead(state: &PlanState<'_, '_>, of: usize, copies: usize, column: 
     let mut budget = state.budgets[state.column_sets.pool(of)].clone();
     if budget.is_limited() {
         for _ in 0..copies {
-            budget.refund(&state.column_sets.instance_type(of).capacity);
+            budget.refund(state.column_sets.charge(of));
         }
     }
-    budget.allows(&state.column_sets.instance_type(column).capacity)
+    budget.allows(state.column_sets.charge(column))
 }
 
 /// The column that replaces most of `copies` equal nodes at no higher price, of those that cost at most `most`.

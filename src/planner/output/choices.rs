@@ -17,11 +17,11 @@ pub(crate) fn choices(state: &PlanState<'_, '_>, node: &PurchasedNode, is_roomy:
     let column_sets = &*state.column_sets;
     let pool = column_sets.pool(node.column);
     let mut budget = state.budgets[pool].clone();
-    budget.refund(&column_sets.instance_type(node.column).capacity);
+    budget.refund(column_sets.charge(node.column));
     let max_price = max_price(column_sets, node.column);
     let affords = |c: &usize| {
         max_price.is_none_or(|most| column_sets.columns[*c].paid <= most)
-            && (is_roomy || budget.allows(&column_sets.instance_type(*c).capacity))
+            && (is_roomy || budget.allows(column_sets.charge(*c)))
     };
     let mut others =
         substitutes(state, node.column, &node.pattern).filter(|c| *c != node.column && affords(c)).peekable();

@@ -9,8 +9,8 @@ use crate::model::labels;
 use crate::model::labels::is_label_value;
 use crate::model::pod_class::{NodeTerm, PodClass};
 use crate::model::requirement::{Requirements, ValueSet};
-use crate::model::resources::{attached_by, is_in_bytes};
-use crate::model::units::{Bytes, Millicores};
+use crate::model::resources::{attached_by, human, is_in_bytes};
+use crate::model::units::Bytes;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::{COMMON, fits};
 use crate::planner::columns::sets::ColumnSets;
@@ -275,10 +275,10 @@ impl Explainer<'_, '_> {
             ));
         };
         let budget = &self.budgets[of.index];
-        if !holding().any(|column| budget.allows(&column_sets.instance_type(column).capacity)) {
+        if !holding().any(|column| budget.allows(column_sets.charge(column))) {
             let smallest = holding().min_by_key(|column| (column_sets.columns[*column].price, *column));
-            let capacity = &column_sets.instance_type(smallest.unwrap_or(first)).capacity;
-            let name = budget.exceeded_limit(capacity).unwrap_or("nodes");
+            let charge = column_sets.charge(smallest.unwrap_or(first));
+            let name = budget.exceeded_limit(charge).unwrap_or("nodes");
             return Some(format!("limit on {name} reached ({})", limit_text(pool, name)));
         }
         if pool.requirements.iter().any(|r| r.min_values.is_some()) {
@@ -302,14 +302,7 @@ fn limit_text(pool: &Pool, name: &str) -> String {
         return format!("nodes {} of {}", pool.node_count, pool.node_limit.unwrap_or(0));
     }
     let limit = pool.limits.as_ref().map_or(0, |l| l.get(name));
-    let used = pool.usage.get(name);
-    match name {
-        "cpu" => format!("cpu {} of {} before this plan", Millicores(used), Millicores(limit)),
-        _ if is_in_bytes(name) => {
-            format!("{name} {} of {} before this plan", Bytes(used).human(), Bytes(limit).human())
-        }
-        _ => format!("{name} {used} of {limit} before this plan"),
-    }
+    format!("{name} {} of {} before this plan", human(name, pool.usage.get(name)), human(name, limit))
 }
 
 /// The first requirement on which the class and the NodePool conflict, if each of the class's node terms has such a conflict.

@@ -63,8 +63,7 @@ fn fits_empty_plan(state: &mut PlanState<'_, '_>, item: usize) -> bool {
     let pool = &state.demand.column_pools[id];
     let budgets: Vec<Budget> = column_sets.problem.pools.iter().map(Budget::of).collect();
     let affordable = |column: usize| {
-        fits(need, column_sets.room(column))
-            && budgets[column_sets.pool(column)].allows(&column_sets.instance_type(column).capacity)
+        fits(need, column_sets.room(column)) && budgets[column_sets.pool(column)].allows(column_sets.charge(column))
     };
     let required = pool.levels.last().map(|id| &column_sets.sets[*id].bits);
     let is_reserved = |column: usize| column_sets.columns[column].left.is_some_and(|left| left > 0);

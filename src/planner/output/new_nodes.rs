@@ -7,6 +7,7 @@ use crate::api::Requirement;
 use crate::model::resources::Resources;
 use crate::model::units::MicroUsd;
 use crate::planner::columns::sets::ColumnSets;
+use crate::planner::columns::table::Charge;
 use crate::planner::output::choices::choices;
 use crate::planner::output::plan::{Choice, PlannedNode};
 use crate::planner::output::pod_cursor::PodCursor;
@@ -18,18 +19,36 @@ use crate::planner::state::plan_state::PlanState;
 /// What nodes with the same choices share.
 struct ChoiceSet {
     choices: Arc<[Choice]>,
-    /// Componentwise maximum of the choices' capacity.
-    max_capacity: Resources,
+    /// The most that a choice counts for each limit.
+    most: MaxCharge,
     /// Requirements on offering labels that all choices satisfy.
     label_requirements: Vec<Requirement>,
     /// Requests that the daemons of every choice have at least (Karpenter core reference 3.10).
     daemon_requests: Vec<i64>,
 }
 
+/// Componentwise maximum of charges.
+#[derive(Clone, Debug, Default)]
+struct MaxCharge {
+    capacity: Resources,
+    price: i64,
+}
+
+impl MaxCharge {
+    fn raise_to(&mut self, charge: Charge<'_>) {
+        self.capacity.raise_to(charge.capacity);
+        self.price = self.price.max(charge.price);
+    }
+
+    fn charge(&self) -> Charge<'_> {
+        Charge { capacity: &self.capacity, price: self.price }
+    }
+}
+
 /// The planned nodes, in order of purchase. A node whose `minValues` no longer hold, because the nodes before it used up the limits,
 /// is not purchased: its pods return to the demand.
 pub(crate) fn new_nodes(state: &mut PlanState<'_, '_>, pods: &mut PodCursor) -> Vec<PlannedNode> {
-    let largest = largest_capacity(state.column_sets);
+    let largest = largest_charges(state.column_sets);
     let purchased = std::mem::take(&mut state.purchased);
     let mut shared: HashMap<Vec<usize>, ChoiceSet> = HashMap::new();
     // Nodes of one column and load with pods of the same column pools have the same choices.
@@ -39,7 +58,7 @@ pub(crate) fn new_nodes(state: &mut PlanState<'_, '_>, pods: &mut PodCursor) -> 
         let pool = state.column_sets.pool(node.column);
         let limited = state.column_sets.problem.pools[pool].limits.is_some();
         // Near a limit, the choices of a node depend on the nodes before it.
-        let is_roomy = !limited || state.budgets[pool].allows(&largest[pool]);
+        let is_roomy = !limited || state.budgets[pool].allows(largest[pool].charge());
         let mut requests = load(state, &node.pattern);
         let named = |state: &PlanState<'_, '_>| nameable_choices(state, pool, &choices(state, node, is_roomy));
         let columns = if is_roomy {
@@ -63,10 +82,8 @@ pub(crate) fn new_nodes(state: &mut PlanState<'_, '_>, pods: &mut PodCursor) -> 
         let set = &shared[&columns];
         // Limits must hold whichever choice is launched, so the largest choice is spent.
         if limited {
-            let mut extra = set.max_capacity.clone();
-            extra.sub(&state.column_sets.instance_type(node.column).capacity);
-            state.budgets[pool].spend(&extra, 1);
-            state.budgets[pool].add_node();
+            state.refund(node.column);
+            state.budgets[pool].spend(set.most.charge(), 1);
         }
         for (sum, more) in requests.iter_mut().zip(&set.daemon_requests) {
             *sum += more;
@@ -84,25 +101,27 @@ pub(crate) fn new_nodes(state: &mut PlanState<'_, '_>, pods: &mut PodCursor) -> 
     nodes
 }
 
-/// Componentwise maximum of the capacity that each NodePool offers.
-fn largest_capacity(column_sets: &ColumnSets<'_>) -> Vec<Resources> {
-    let mut largest = vec![Resources::default(); column_sets.problem.pools.len()];
+/// The most that a node of each NodePool can count for each limit.
+fn largest_charges(column_sets: &ColumnSets<'_>) -> Vec<MaxCharge> {
+    let mut largest = vec![MaxCharge::default(); column_sets.problem.pools.len()];
     for shape in &column_sets.shapes {
-        largest[column_sets.pool(shape.first)].raise_to(&shape.instance_type.capacity);
+        let largest = &mut largest[column_sets.pool(shape.first)];
+        (shape.first..shape.end).for_each(|column| largest.price = largest.price.max(column_sets.columns[column].paid));
+        largest.capacity.raise_to(&shape.instance_type.capacity);
     }
     largest
 }
 
 /// `columns` is not empty.
 fn choice_set(column_sets: &ColumnSets<'_>, columns: &[usize]) -> ChoiceSet {
-    let mut max_capacity = column_sets.instance_type(columns[0]).capacity.clone();
+    let mut most = MaxCharge::default();
     for column in columns {
-        max_capacity.raise_to(&column_sets.instance_type(*column).capacity);
+        most.raise_to(column_sets.charge(*column));
     }
     let least = |dim: usize| columns.iter().map(|column| column_sets.overhead(*column)[dim]).min();
     ChoiceSet {
         choices: columns.iter().map(|column| choice(column_sets, *column)).collect(),
-        max_capacity,
+        most,
         label_requirements: label_requirements(column_sets, columns),
         daemon_requests: (0..column_sets.dims.len()).map(|dim| least(dim).unwrap_or(0)).collect(),
     }

@@ -112,11 +112,11 @@ pub(crate) fn buy_exactly(
     while load > 0 {
         let part = best[load]?.part;
         let column = single[part]?;
-        let (capacity, pool) = (&state.column_sets.instance_type(column).capacity, state.column_sets.pool(column));
-        if budgets[pool].copies(capacity, 1) == 0 {
+        let (charge, pool) = (state.column_sets.charge(column), state.column_sets.pool(column));
+        if budgets[pool].copies(charge, 1) == 0 {
             return None;
         }
-        budgets[pool].spend(capacity, 1);
+        budgets[pool].spend(charge, 1);
         purchased.push(PurchasedNode { column, pattern: loads.pattern(part) });
         load -= part;
     }

@@ -21,13 +21,13 @@ pub(crate) fn min_values_still_hold(state: &PlanState<'_, '_>, column: usize, pa
         return true;
     }
     let mut budget = state.budgets[pool].clone();
-    budget.refund(&state.column_sets.instance_type(column).capacity);
+    budget.refund(state.column_sets.charge(column));
     hold_within(state, &budget, column, pattern)
 }
 
 fn hold_within(state: &PlanState<'_, '_>, budget: &Budget, column: usize, pattern: &[(usize, usize)]) -> bool {
     let pool = state.column_sets.pool(column);
-    let affords = |c: &usize| !budget.is_limited() || budget.allows(&state.column_sets.instance_type(*c).capacity);
+    let affords = |c: &usize| !budget.is_limited() || budget.allows(state.column_sets.charge(*c));
     let others = substitutes(state, column, pattern).filter(|c| *c != column && affords(c));
     let columns: Vec<usize> = std::iter::once(column).chain(others).collect();
     satisfies_min_values(state, pool, &nameable_choices(state, pool, &columns))

@@ -1,8 +1,9 @@
-//! The remaining limits of a NodePool: resources and node count that its new nodes may still use.
+//! The remaining limits of a NodePool: resources, money and node count that its new nodes may still use.
 
 use std::sync::Arc;
 
-use crate::model::resources::Resources;
+use crate::model::labels::USD_PER_HOUR;
+use crate::planner::columns::table::Charge;
 use crate::planner::input::pool::Pool;
 
 /// Limits minus usage. Negative where usage exceeds a limit already.
@@ -17,6 +18,7 @@ pub(crate) struct Budget {
 enum Limit {
     Cpu,
     Memory,
+    Price,
     Other(Arc<str>),
 }
 
@@ -25,15 +27,17 @@ impl Limit {
         match name.as_ref() {
             "cpu" => Self::Cpu,
             "memory" => Self::Memory,
+            USD_PER_HOUR => Self::Price,
             _ => Self::Other(Arc::clone(name)),
         }
     }
 
-    fn get(&self, capacity: &Resources) -> i64 {
+    fn get(&self, charge: Charge<'_>) -> i64 {
         match self {
-            Self::Cpu => capacity.cpu.0,
-            Self::Memory => capacity.memory.0,
-            Self::Other(name) => capacity.get(name),
+            Self::Cpu => charge.capacity.cpu.0,
+            Self::Memory => charge.capacity.memory.0,
+            Self::Price => charge.price,
+            Self::Other(name) => charge.capacity.get(name),
         }
     }
 
@@ -41,6 +45,7 @@ impl Limit {
         match self {
             Self::Cpu => "cpu",
             Self::Memory => "memory",
+            Self::Price => USD_PER_HOUR,
             Self::Other(name) => name,
         }
     }
@@ -58,20 +63,20 @@ impl Budget {
         self.nodes.is_some() || !self.remaining.is_empty()
     }
 
-    /// Whether one more node of this capacity stays within the limits.
-    pub fn allows(&self, capacity: &Resources) -> bool {
-        let within = |(limit, remaining): &(Limit, i64)| limit.get(capacity) <= (*remaining).max(0);
+    /// Whether one more such node stays within the limits.
+    pub fn allows(&self, charge: Charge<'_>) -> bool {
+        let within = |(limit, remaining): &(Limit, i64)| limit.get(charge) <= (*remaining).max(0);
         self.nodes.is_none_or(|n| n > 0) && self.remaining.iter().all(within)
     }
 
-    /// How many more nodes of this capacity stay within the limits, at most `max`.
-    pub fn copies(&self, capacity: &Resources, max: usize) -> usize {
+    /// How many more such nodes stay within the limits, at most `max`.
+    pub fn copies(&self, charge: Charge<'_>, max: usize) -> usize {
         let mut copies = i64::try_from(max).unwrap_or(i64::MAX);
         if let Some(nodes) = self.nodes {
             copies = copies.min(nodes);
         }
         for (limit, remaining) in &self.remaining {
-            let each = limit.get(capacity);
+            let each = limit.get(charge);
             if each > 0 {
                 copies = copies.min(remaining / each);
             }
@@ -79,32 +84,27 @@ impl Budget {
         usize::try_from(copies.max(0)).unwrap_or(0)
     }
 
-    pub fn spend(&mut self, capacity: &Resources, copies: usize) {
+    pub fn spend(&mut self, charge: Charge<'_>, copies: usize) {
         let copies = i64::try_from(copies).unwrap_or(i64::MAX);
         self.nodes = self.nodes.map(|n| n - copies);
         for (limit, remaining) in &mut self.remaining {
-            *remaining -= limit.get(capacity) * copies;
+            *remaining -= limit.get(charge) * copies;
         }
     }
 
-    pub fn refund(&mut self, capacity: &Resources) {
+    pub fn refund(&mut self, charge: Charge<'_>) {
         self.nodes = self.nodes.map(|n| n + 1);
         for (limit, remaining) in &mut self.remaining {
-            *remaining += limit.get(capacity);
+            *remaining += limit.get(charge);
         }
     }
 
-    /// Restores the node count by one: for capacity that is spent without a node of its own.
-    pub fn add_node(&mut self) {
-        self.nodes = self.nodes.map(|n| n + 1);
-    }
-
-    /// Name of the first limit that a node of this capacity exceeds.
-    pub fn exceeded_limit(&self, capacity: &Resources) -> Option<&str> {
+    /// Name of the first limit that such a node exceeds.
+    pub fn exceeded_limit(&self, charge: Charge<'_>) -> Option<&str> {
         if self.nodes.is_some_and(|n| n <= 0) {
             return Some("nodes");
         }
-        let exceeds = |(limit, remaining): &&(Limit, i64)| limit.get(capacity) > (*remaining).max(0);
+        let exceeds = |(limit, remaining): &&(Limit, i64)| limit.get(charge) > (*remaining).max(0);
         self.remaining.iter().find(exceeds).map(|(limit, _)| limit.name())
     }
 }
@@ -114,6 +114,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::model::resources::Resources;
     use crate::model::units::{Bytes, Millicores};
     use crate::test_support::planner::read_pool;
 
@@ -126,6 +127,11 @@ mod tests {
         Resources { cpu: Millicores(cpus * 1000), memory: Bytes(cpus << 30), ..Resources::default() }
     }
 
+    /// A node for 0.05 USD per hour and CPU.
+    fn charge(capacity: &Resources) -> Charge<'_> {
+        Charge { capacity, price: capacity.cpu.0 * 50 }
+    }
+
     #[test]
     fn copies_are_bounded_by_every_limit() {
         for (limits, copies) in [
@@ -135,23 +141,29 @@ mod tests {
             (json!({"nodes": "2"}), 2),
             (json!({"cpu": "1"}), 0),
             (json!({"nvidia.com/gpu": "0"}), 9),
+            (json!({"stowage.dev/usd-per-hour": "0.3"}), 3),
+            (json!({"stowage.dev/usd-per-hour": "299999u"}), 2),
+            (json!({"stowage.dev/usd-per-hour": "0.3", "cpu": "4"}), 2),
+            (json!({"stowage.dev/usd-per-hour": "0"}), 0),
         ] {
-            let budget = budget(&limits);
-            assert_eq!(budget.copies(&capacity(2), 9), copies, "{limits}");
-            assert_eq!(budget.allows(&capacity(2)), copies > 0, "{limits}");
+            let (budget, node) = (budget(&limits), capacity(2));
+            assert_eq!(budget.copies(charge(&node), 9), copies, "{limits}");
+            assert_eq!(budget.allows(charge(&node)), copies > 0, "{limits}");
             assert_eq!(budget.is_limited(), !limits.is_null(), "{limits}");
         }
     }
 
     #[test]
     fn spending_and_refunding_are_inverse_and_name_the_exceeded_limit() {
-        let mut budget = budget(&json!({"cpu": "4", "nodes": "2"}));
-        assert_eq!((budget.exceeded_limit(&capacity(2)), budget.exceeded_limit(&capacity(5))), (None, Some("cpu")));
-        budget.spend(&capacity(1), 2);
-        assert_eq!((budget.allows(&capacity(1)), budget.exceeded_limit(&capacity(1))), (false, Some("nodes")));
-        budget.add_node();
-        assert_eq!(budget.copies(&capacity(1), 9), 1, "the node count alone is restored");
-        budget.refund(&capacity(1));
-        assert_eq!(budget.copies(&capacity(1), 9), 2);
+        let mut budget = budget(&json!({"cpu": "4", "nodes": "2", "stowage.dev/usd-per-hour": "0.16"}));
+        let [one, three, four, five] = [1, 3, 4, 5].map(capacity);
+        assert_eq!([&three, &five].map(|node| budget.exceeded_limit(charge(node))), [None, Some("cpu")]);
+        assert_eq!(budget.exceeded_limit(charge(&four)), Some(USD_PER_HOUR));
+        budget.spend(charge(&one), 2);
+        assert_eq!((budget.allows(charge(&one)), budget.exceeded_limit(charge(&one))), (false, Some("nodes")));
+        budget.refund(charge(&one));
+        assert_eq!(budget.copies(charge(&one), 9), 1);
+        budget.refund(charge(&one));
+        assert_eq!(budget.copies(charge(&one), 9), 2);
     }
 }

@@ -122,22 +122,20 @@ impl<'u, 'p> PlanState<'u, 'p> {
 
     /// Whether the limits of its NodePool admit one more node of this column.
     pub fn affords(&self, column: usize) -> bool {
-        self.budgets[self.column_sets.pool(column)].allows(&self.column_sets.instance_type(column).capacity)
+        self.budgets[self.column_sets.pool(column)].allows(self.column_sets.charge(column))
     }
 
     /// How many more nodes of this column the limits admit, at most `max`.
     pub fn affordable_copies(&self, column: usize, max: usize) -> usize {
-        self.budgets[self.column_sets.pool(column)].copies(&self.column_sets.instance_type(column).capacity, max)
+        self.budgets[self.column_sets.pool(column)].copies(self.column_sets.charge(column), max)
     }
 
     pub fn spend(&mut self, column: usize, copies: usize) {
-        let capacity = &self.column_sets.instance_type(column).capacity;
-        self.budgets[self.column_sets.pool(column)].spend(capacity, copies);
+        self.budgets[self.column_sets.pool(column)].spend(self.column_sets.charge(column), copies);
     }
 
     pub fn refund(&mut self, column: usize) {
-        let capacity = &self.column_sets.instance_type(column).capacity;
-        self.budgets[self.column_sets.pool(column)].refund(capacity);
+        self.budgets[self.column_sets.pool(column)].refund(self.column_sets.charge(column));
     }
 
     /// Purchases `copies` equal nodes: spends the budget, takes the pods from the demand, records the nodes.

@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
+use crate::model::labels::USD_PER_HOUR;
 use crate::model::resources::Resources;
 use crate::model::units::{MicroUsd, Millicores};
+use crate::planner::output::plan::PlannedNode;
 use crate::test_support::planner::{HOST, World, affinity, lone, reason, types};
 
 #[test]
@@ -100,6 +102,22 @@ fn b37_limits_include_nodes_in_flight_and_the_number_of_nodes() {
     let plan = world.plan();
     assert_eq!((plan.new_nodes.len(), plan.unschedulable.len()), (2, 2));
     assert!(reason(&plan).contains("limit on nodes"), "{}", reason(&plan));
+}
+
+#[test]
+fn a_limit_in_usd_counts_the_nodes_that_exist_and_every_choice_of_a_new_one() {
+    let pool = json!({"limits": {USD_PER_HOUR: "0.5"}, "capacity-types": ["spot", "on-demand"]});
+    let mut world = World::with_pools(&[("default", pool)]);
+    world.problem.pools[0].usage.set(USD_PER_HOUR, 300_000);
+    world.pods("p", 40, &json!({}), "1", "1Gi", &json!({}));
+    let plan = world.plan();
+    let most = |node: &PlannedNode| node.choices.iter().map(|choice| choice.price.0).max().unwrap();
+    let most: i64 = plan.new_nodes.iter().map(most).sum();
+    // On spot for 0.016 USD per CPU and hour, 0.2 are enough for 12 of the 40 pods.
+    assert_eq!((plan.cost, plan.unschedulable.len()), (MicroUsd(192_000), 28));
+    assert!((plan.cost.0..=200_000).contains(&most), "{most}");
+    let text = "limit on stowage.dev/usd-per-hour reached (stowage.dev/usd-per-hour 0.3 of 0.5 before this plan)";
+    assert!(reason(&plan).contains(text), "{}", reason(&plan));
 }
 
 #[test]

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
 
+use crate::model::labels::USD_PER_HOUR;
 use crate::model::units::{Bytes, MicroUsd};
 use crate::planner::columns::table::ColumnCache;
 use crate::planner::output::plan::Plan;
@@ -45,7 +46,11 @@ fn features() -> impl Strategy<Value = Features> {
 }
 
 fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>, features: Features) -> World {
-    let pool = limit.map_or(json!({}), |cpus| json!({"limits": {"cpu": cpus.to_string()}}));
+    let limit = limit.map(|limit| {
+        let by_price = limit % 2 == 0;
+        if by_price { json!({USD_PER_HOUR: format!("{}m", limit * 40)}) } else { json!({"cpu": limit.to_string()}) }
+    });
+    let pool = limit.map_or(json!({}), |limit| json!({"limits": limit}));
     let mut world = World::default();
     if features.pools {
         for (at, zone) in crate::test_support::planner::ZONES.iter().enumerate() {

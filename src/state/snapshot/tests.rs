@@ -41,7 +41,8 @@ fn pools() -> Vec<ReadyPool> {
         })
     };
     let catalog = Catalog { region: "r".into(), instance_types: [2, 4, 8].map(instance_type).into() };
-    let pool = objects::node_pool("p", &json!({"spec": {"limits": {"cpu": "16"}}}));
+    let limits = json!({"cpu": "16", (labels::USD_PER_HOUR): "1"});
+    let pool = objects::node_pool("p", &json!({"spec": {"limits": limits}}));
     vec![ReadyPool { pool: Arc::new(pool), catalog: Arc::new(catalog) }]
 }
 
@@ -77,19 +78,45 @@ fn snapshot(state: &ClusterState) -> Snapshot {
 
 #[test]
 fn before_its_launch_a_claim_counts_as_its_largest_alternative_against_limits() {
-    let used = |state: &ClusterState| snapshot(state).problem.pools[0].usage.cpu.0;
+    let used = |state: &ClusterState| {
+        let usage = &snapshot(state).problem.pools[0].usage;
+        // The price of x2 is 2 micro-USD.
+        (usage.cpu.0, usage.get(labels::USD_PER_HOUR))
+    };
     let mut state = ClusterState::default();
     let mut object = claim("c", &["x2", "x4", "x8"]);
     state.apply_claim(read(&object));
-    assert_eq!(used(&state), 8_000, "planned as x2, but may be launched as x8");
+    assert_eq!(used(&state), (8_000, 8), "planned as x2, but may be launched as x8");
     for (key, value) in [(labels::INSTANCE_TYPE, "x4"), (labels::ZONE, "z"), (labels::CAPACITY_TYPE, "on-demand")] {
         object["metadata"]["labels"][key] = json!(value);
     }
     state.apply_claim(read(&object));
-    assert_eq!(used(&state), 4_000, "launched");
+    assert_eq!(used(&state), (4_000, 4), "launched");
     object["status"] = json!({"providerID": "aws:///z/i", "capacity": {"cpu": "3900m"}});
     state.apply_claim(read(&object));
-    assert_eq!(used(&state), 3_900, "as reported");
+    assert_eq!(used(&state), (3_900, 4), "as reported");
+}
+
+#[test]
+fn a_claim_counts_as_the_highest_price_that_it_may_be_launched_for() {
+    let used = |change: Value| {
+        let mut object = claim("c", &["x2", "x4", "x8"]);
+        json_patch::merge(&mut object, &change);
+        let mut state = ClusterState::default();
+        state.apply_claim(read(&object));
+        snapshot(&state).problem.pools[0].usage.get(labels::USD_PER_HOUR)
+    };
+    let annotated = |key: &str, value: &str| json!({"metadata": {"annotations": {key: value}}});
+    assert_eq!(used(annotated(labels::MAX_PRICE, "0.000005")), 4, "no more than its maximum price");
+    let gone = json!({"metadata": {"labels": {(labels::INSTANCE_TYPE): "x3", (labels::ZONE): "z", (labels::CAPACITY_TYPE): "on-demand"}}});
+    assert_eq!(used(gone.clone()), 0, "of a type that is not offered any more");
+    let mut with_price = gone;
+    json_patch::merge(&mut with_price, &annotated(labels::USD_PER_HOUR, "0.25"));
+    assert_eq!(used(with_price), 250_000, "as it was launched for");
+    assert_eq!(used(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})), 0, "leaving");
+    let reported =
+        json!({"status": {"providerID": "aws:///z/i", "capacity": {"cpu": "2", (labels::USD_PER_HOUR): "9"}}});
+    assert_eq!(used(reported), 8, "what a kubelet reports is no price");
 }
 
 #[test]

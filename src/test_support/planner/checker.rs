@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::api::Requirement;
+use crate::model::labels::USD_PER_HOUR;
 use crate::model::offering::{OFFERING_LABELS, Offering};
 use crate::model::pod_class::{Namespaces, Selector};
 use crate::model::requirement::ValueSet;
@@ -70,7 +71,14 @@ pub(crate) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
         }
         cost += first.price.0;
         let spent = used.entry(node.pool).or_default();
-        spent.0.add(&first.instance_type.capacity);
+        // Limits hold whichever choice is launched.
+        let mut most = Resources::default();
+        for choice in node.choices.iter() {
+            let mut charge = choice.instance_type.capacity.clone();
+            charge.set(USD_PER_HOUR, choice.price.0);
+            most.raise_to(&charge);
+        }
+        spent.0.add(&most);
         spent.1 += 1;
         let types: BTreeSet<_> = node.choices.iter().map(|c| c.instance_type.name.clone()).collect();
         if types.len() > 60 {

@@ -6,7 +6,6 @@ use aws_sdk_pricing::Client;
 use aws_sdk_pricing::types::{Filter, FilterType};
 use serde::Deserialize;
 
-use crate::cloud::catalog::micro_usd;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::offerings::instance_types::unusable_response;
 use crate::model::units::MicroUsd;
@@ -99,7 +98,7 @@ pub fn product_price(json: &str, region: &str) -> Option<(String, MicroUsd)> {
 
 /// A price above zero written in decimal.
 pub(crate) fn positive_price(text: &str) -> Option<MicroUsd> {
-    micro_usd(text.parse().ok()?).filter(|price| price.0 > 0)
+    MicroUsd::from_usd(text.parse().ok()?).filter(|price| price.0 > 0)
 }
 
 /// Parses the entries of a price list; entries without a price are skipped.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cloud::InstanceState;
-use crate::model::offering::CapacityType;
+use crate::model::offering::{CapacityType, Offering};
 use crate::model::reservation::ReservationKind;
 use crate::model::time::UnixMillis;
 use crate::test_support::objects;

@@ -5,6 +5,7 @@ use crate::model::labels;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{claim, node_class, node_pool};
+use crate::test_support::small_cluster::{NOW, SmallCluster};
 
 /// The pools `p`, with this metadata, and `other`, their class, and the claim `c` of `p`.
 fn world(metadata: &Value) -> World {
@@ -15,6 +16,21 @@ fn world(metadata: &Value) -> World {
     let old = json!({(labels::NODE_POOL_HASH): "1", (labels::NODE_POOL_HASH_VERSION): "v1"});
     api.put(&claim("c", &json!({"metadata": {"labels": {(labels::NODE_POOL): "p"}, "annotations": old}})));
     World::new(api)
+}
+
+#[test]
+fn a_pool_that_limits_its_price_shows_what_its_registered_nodes_cost() {
+    for (limits, expected) in [(json!({(labels::USD_PER_HOUR): "1"}), json!("0.5")), (json!({"cpu": "9"}), Value::Null)]
+    {
+        let mut cluster = SmallCluster::new(&[("p", json!({"spec": {"limits": limits}}))]);
+        cluster.add_node("n1", "p", "small/on-demand");
+        cluster.add_node("n2", "p", "large/on-demand");
+        let launching = json!({"metadata": {"labels": {(labels::NODE_POOL): "p"}}, "spec": {"requirements": []}});
+        cluster.state.apply_claim(claim("launching", &launching));
+        let (types, health) = (InstanceTypes::new(&cluster.pools), RegistrationHealth::default());
+        let desired = desired_status(&cluster.state, &types, &cluster.state.pools["p"], &health, NOW);
+        assert_eq!(desired.status["resources"][labels::USD_PER_HOUR], expected);
+    }
 }
 
 /// What the loop does for the pool `p`.

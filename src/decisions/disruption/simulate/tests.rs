@@ -258,9 +258,16 @@ fn a_node_that_is_not_known_is_not_removed() {
 
 #[test]
 fn a_removed_node_counts_no_longer_against_the_limits_of_its_pool() {
-    for (cpu, expected) in [("1", Some("no_place")), ("2", None)] {
-        let cluster = cluster(&with_limit(cpu), "small/on-demand", &json!({}));
-        assert_eq!(cluster.simulate(&["old"]).obstacles.get("old").map(Obstacle::kind), expected, "{cpu}");
+    for (resource, limit, expected) in [
+        ("cpu", "1", Some("no_place")),
+        ("cpu", "2", None),
+        (labels::USD_PER_HOUR, "0.039", Some("no_place")),
+        (labels::USD_PER_HOUR, "0.04", None),
+    ] {
+        let pool = json!({"spec": {"limits": {resource: limit}}});
+        let cluster = cluster(&pool, "small/on-demand", &json!({}));
+        let obstacle = cluster.simulate(&["old"]).obstacles.remove("old");
+        assert_eq!(obstacle.as_ref().map(Obstacle::kind), expected, "{limit} of {resource}");
     }
 }
 
