@@ -116,6 +116,7 @@ KARPENTERS = {
     "dnsPolicy": "Default",
     "controller": {"resources": {"requests": {"cpu": 1, "memory": "1Gi"}}, "metrics": {"port": 8080}, "healthProbe": {"port": 8081}},
     "logLevel": "debug",
+    "logOutputPaths": ["stdout"],
     "settings": {
         "batchMaxDuration": "10s",
         "batchIdleDuration": "500ms",
@@ -335,6 +336,7 @@ class TestOffline:
             ({"replica": 3}, ["replica", "not allowed"]),
             ({"replicas": -1}, ["/replicas", "0"]),
             ({"logLevel": "verbose"}, ["/logLevel", "debug", "info", "warn", "error"]),
+            ({"logOutputPaths": ["/var/log/karpenter"]}, ["/logOutputPaths/0", "stdout", "stderr"]),
             ({"extraObjects": {"kind": "NodePool"}}, ["/extraObjects", "array"]),
             ({"tls.mode": "none"}, ["/tls/mode", "cert-manager", "secret", "generated"]),
             ({"tls.certManager.issuerRef": {"kind": "Issuer"}}, ["/tls/certManager/issuerRef", "name"]),

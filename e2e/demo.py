@@ -137,7 +137,7 @@ class Demo:
             return
         self.plans_printed = len(made)
         nodes = self.stowage.lines(messages.PLANNED_NODE)
-        kinds = collections.Counter((node["instance_type"], node["capacity_type"]) for node in nodes[self.nodes_printed :])
+        kinds = collections.Counter((node["instance-type"], node["capacity-type"]) for node in nodes[self.nodes_printed :])
         self.nodes_printed = len(nodes)
         for (instance_type, capacity_type), number in sorted(kinds.items(), key=lambda item: (-item[1], item[0]))[:12]:
             self.output.more(f"{number:>3} × {instance_type} {capacity_type}")

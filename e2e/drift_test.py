@@ -138,7 +138,7 @@ class TestDrift:
         assert drained()["status"] == "Unknown" and protected in drained()["message"]
         leaving = lambda: service.stowage.metric("stowage_nodes_leaving", 'reason="deleted"')
         service.poll(lambda: leaving() == 1, 20, "the gauge of leaving nodes", leaving)
-        began = [line for line in service.stowage.lines(messages.DRAINING) if line["claim"] == kept]
+        began = [line for line in service.stowage.lines(messages.DRAINING) if line["NodeClaim"]["name"] == kept]
         assert len(began) == 1 and began[0]["node"] == node and began[0]["node_pool"] == space
         time.sleep(10)
         assert service.mirror.record.claims_created == bought, "a node was bought for a pod that stays"

@@ -192,7 +192,7 @@ class TestInterruptions:
             print(f"\nno message, and the Node exists: NodeClaim deleted after {time.monotonic() - begin:.1f} s", flush=True)
         finally:
             service.kubelets.up()
-        assert key(claim) in [line.get("claim") for line in service.stowage.lines(messages.INSTANCE_GONE)]
+        assert key(claim) in [line["NodeClaim"]["name"] for line in service.stowage.lines(messages.INSTANCE_GONE)]
         wait_replaced(service, claim)
         service.assert_no_errors()
 

@@ -534,7 +534,7 @@ class Stowage:
     def launch_calls(self):
         """When each NodeClaim was launched, by the log: the time of the call, of the monotonic clock."""
         begin = time.time() - time.monotonic()
-        return {line["claim"]: line["called_ms"] / 1000 - begin for line in self.lines(messages.LAUNCHED) if "called_ms" in line}
+        return {line["NodeClaim"]["name"]: line["called_ms"] / 1000 - begin for line in self.lines(messages.LAUNCHED) if "called_ms" in line}
 
     def errors(self):
         """Log lines of level ERROR, but for the last words of a replica that `alive` restarts, and those of a write that a policy of the
@@ -578,7 +578,7 @@ class Stowage:
         for message in (messages.PLANNED_NODE, messages.LAUNCHED):
             for line in self.lines(message):
                 if "usd_per_hour" in line:
-                    out[f"{line['instance_type']}/{line['zone']}/{line['capacity_type']}"] = float(line["usd_per_hour"])
+                    out[f"{line['instance-type']}/{line['zone']}/{line['capacity-type']}"] = float(line["usd_per_hour"])
         return out
 
     def cost(self, claims):

@@ -3,13 +3,13 @@ compares them with the source."""
 
 PLANNED = "planned"
 PLANNED_NODE = "planned node"
-LAUNCHED = "launched"
+LAUNCHED = "launched nodeclaim"
 CLAIMS_WRITTEN = "node claims written"
 FLEET_REQUESTED = "calling CreateFleet"
 LOG_LEVEL_CHANGED = "log level changed"
 INSTANCE_GONE = "deleting node claim without instance"
 DRAINING = "draining node"
-# The fields that the tests and the demo read.
+# The fields that the tests and the demo read, by their names in the source. In the log, some have those of Karpenter (src/cli/controller/log_lines.rs).
 OFFERING = ("instance_type", "zone", "capacity_type", "usd_per_hour")
 FIELDS = {
     PLANNED: ("pods", "nodes", "on_existing", "later", "usd_per_hour", "gap", "solve_ms"),

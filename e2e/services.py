@@ -251,7 +251,7 @@ def ec2(plane, pools, classes=None, settings=None, broken_price_list=False):
 
 def seconds(line):
     """The time of a log line, in seconds since the epoch."""
-    return datetime.datetime.fromisoformat(line["timestamp"]).timestamp()
+    return datetime.datetime.fromisoformat(line["time"]).timestamp()
 
 
 def record_figures(**figures):

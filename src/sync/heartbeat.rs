@@ -6,11 +6,24 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use uuid::Uuid;
+
 use crate::sync::lock;
 
 tokio::task_local! {
     /// The loop that the current task runs.
     static CURRENT: Registration;
+    /// What the current task does for a loop that another task runs.
+    static SPAWNED: Option<Work>;
+}
+
+/// What the current task does, for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// Name of the loop.
+    pub name: &'static str,
+    /// Random identifier of the turn; `None` between two turns.
+    pub turn: Option<Uuid>,
 }
 
 /// Gets the name of the loop of each turn that ends, its duration, and whether it ended without a failure.
@@ -42,6 +55,7 @@ struct Loop {
 /// The present turn of a loop.
 #[derive(Clone, Copy, Debug)]
 struct Present {
+    id: Uuid,
     begun: Instant,
     /// When it began or last made progress.
     since: Instant,
@@ -51,7 +65,7 @@ struct Present {
 impl Present {
     fn new() -> Self {
         let now = Instant::now();
-        Self { begun: now, since: now, failed: false }
+        Self { id: random_id(), begun: now, since: now, failed: false }
     }
 }
 
@@ -113,6 +127,27 @@ impl Heartbeats {
     pub fn overdue(&self, now: Instant) -> Vec<Turn> {
         self.turns(now).into_iter().filter(|turn| turn.age > turn.limit).collect()
     }
+}
+
+fn random_id() -> Uuid {
+    uuid::Builder::from_random_bytes(fastrand::u128(..).to_ne_bytes()).into_uuid()
+}
+
+/// What the current task does; `None` outside of a loop.
+pub fn current() -> Option<Work> {
+    let spawned = SPAWNED.try_with(|work| *work).ok().flatten();
+    spawned.or_else(|| {
+        let of = |current: &Registration| Work {
+            name: current.registered.name,
+            turn: lock(&current.registered.present).map(|turn| turn.id),
+        };
+        CURRENT.try_with(of).ok()
+    })
+}
+
+/// Work of the current loop for a task of its own, which may outlast the turn: it has an identifier of its own.
+pub fn for_spawned<F: Future>(future: F) -> impl Future<Output = F::Output> {
+    SPAWNED.scope(current().map(|work| Work { turn: Some(random_id()), ..work }), future)
 }
 
 /// Records that the current turn makes progress.
@@ -206,6 +241,29 @@ mod tests {
         assert!(looping.as_mut().now_or_never().is_none());
         let since = lock(&lock(&heartbeats.loops)[0].present).unwrap().since;
         assert!(since >= begun, "the turn is counted from the response");
+    }
+
+    #[tokio::test]
+    async fn each_turn_and_each_spawned_task_has_an_identifier_of_its_own() {
+        assert_eq!(current(), None);
+        let heartbeats = Heartbeats::default();
+        let seen = heartbeats
+            .run("l", LIMIT, async {
+                let first = [current(), current()];
+                let waiting = rest(async { current() }).await;
+                let spawned = tokio::spawn(for_spawned(async { [current(), current()] })).await.unwrap();
+                let alone = tokio::spawn(async { current() }).await.unwrap();
+                (first, waiting, [current(), current()], spawned, alone)
+            })
+            .await;
+        let (first, waiting, second, spawned, alone) = seen;
+        assert_eq!((waiting, alone), (Some(Work { name: "l", turn: None }), None));
+        let mut ids = std::collections::BTreeSet::new();
+        for [before, after] in [first, second, spawned] {
+            assert_eq!(before, after);
+            ids.insert(before.filter(|work| work.name == "l").and_then(|work| work.turn).unwrap());
+        }
+        assert_eq!(ids.len(), 3);
     }
 
     #[tokio::test]

@@ -24,6 +24,13 @@ pub enum CloudKind {
     Ec2,
 }
 
+/// `--log-output-paths`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogOutput {
+    Stdout,
+    Stderr,
+}
+
 /// `--log-format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -143,6 +150,9 @@ pub struct ControllerArgs {
     /// Lowest severity that is logged.
     #[arg(long, env = "LOG_LEVEL", value_enum, default_value = "info")]
     pub log_level: LogLevel,
+    /// Where the log is written, separated by commas; not to files.
+    #[arg(long, env = "LOG_OUTPUT_PATHS", value_enum, value_delimiter = ',', default_value = "stderr")]
+    pub log_output_paths: Vec<LogOutput>,
     /// Log format.
     #[arg(long, env = "STOWAGE_LOG_FORMAT", value_enum, default_value = "json")]
     pub log_format: LogFormat,

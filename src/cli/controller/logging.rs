@@ -1,12 +1,15 @@
 //! The log: its format, and its level, which the ConfigMap of the emergency stop can change while the process runs.
 
+use std::io;
 use std::sync::Mutex;
 
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
+use tracing_subscriber::fmt::writer::{BoxMakeWriter, MakeWriterExt};
 use tracing_subscriber::{EnvFilter, reload};
 
-use crate::cli::controller::arguments::{LogFormat, LogLevel};
+use crate::cli::controller::arguments::{LogFormat, LogLevel, LogOutput};
+use crate::cli::controller::log_lines::JsonLines;
 use crate::model::pause;
 use crate::sync::lock;
 
@@ -26,12 +29,12 @@ pub(crate) struct LogControl {
 }
 
 impl LogControl {
-    /// Starts logging to standard error.
-    pub(crate) fn install(setting: LogLevel, format: LogFormat) -> Self {
-        let logs = tracing_subscriber::fmt().with_env_filter(filter(setting)).with_writer(std::io::stderr);
+    /// Starts logging.
+    pub(crate) fn install(setting: LogLevel, format: LogFormat, outputs: &[LogOutput]) -> Self {
+        let logs = tracing_subscriber::fmt().with_env_filter(filter(setting)).with_writer(writer(outputs));
         let reload: Reload = match format {
             LogFormat::Json => {
-                let logs = logs.json().flatten_event(true).with_filter_reloading();
+                let logs = logs.event_format(JsonLines).with_filter_reloading();
                 let handle = logs.reload_handle();
                 logs.init();
                 Box::new(move |filter| handle.reload(filter))
@@ -76,6 +79,14 @@ impl LogControl {
     }
 }
 
+fn writer(outputs: &[LogOutput]) -> BoxMakeWriter {
+    match [LogOutput::Stdout, LogOutput::Stderr].map(|output| outputs.contains(&output)) {
+        [true, true] => BoxMakeWriter::new(io::stdout.and(io::stderr)),
+        [true, false] => BoxMakeWriter::new(io::stdout),
+        [false, _] => BoxMakeWriter::new(io::stderr),
+    }
+}
+
 /// What is logged at a level: of dependencies, warnings only, and at `debug` actions.
 fn filter(level: LogLevel) -> EnvFilter {
     let directives = match level {
@@ -89,7 +100,6 @@ fn filter(level: LogLevel) -> EnvFilter {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
     use std::sync::Arc;
 
     use super::*;

@@ -5,6 +5,7 @@ pub mod arguments;
 pub mod clients;
 pub mod cloud;
 pub mod lead;
+mod log_lines;
 pub mod logging;
 pub mod serve;
 pub mod start_cloud;
@@ -26,7 +27,7 @@ const FAILED: u8 = 2;
 /// # Errors
 /// No runtime could be started.
 pub fn run(args: &ControllerArgs) -> anyhow::Result<u8> {
-    let logs = LogControl::install(args.log_level, args.log_format);
+    let logs = LogControl::install(args.log_level, args.log_format, &args.log_output_paths);
     // An already installed provider stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;

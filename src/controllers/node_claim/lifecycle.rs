@@ -34,8 +34,8 @@ use crate::model::events;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
-use crate::sync::lock;
 use crate::sync::panics::catch_async;
+use crate::sync::{heartbeat, lock};
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
 /// Wait between two passes over a claim that waits for something outside, such as a drain.
@@ -65,7 +65,7 @@ pub async fn run(ctx: Arc<Context>) {
         };
         for due in due {
             let (ctx, queue, done) = (Arc::clone(&ctx), Arc::clone(&queue), done.clone());
-            steps.spawn(async move {
+            steps.spawn(heartbeat::for_spawned(async move {
                 let requeue = catch_async(process(&ctx, &due)).await.unwrap_or_else(|panic| {
                     let DueStep { claim, step, .. } = &due;
                     ctx.metrics.steps_panicked.inc();
@@ -74,7 +74,7 @@ pub async fn run(ctx: Arc<Context>) {
                 });
                 lock(&queue).finish(due, requeue, clock::now());
                 let _ = done.send(());
-            });
+            }));
         }
         // The claims of a plan are launched at once; other changes are debounced.
         let wake = async {

@@ -61,6 +61,7 @@ pub async fn register(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<(
     ctx.update_claim_status(claim, status).await?;
     ctx.record_registration(claim, true);
     metrics::count_registered(ctx, claim);
+    tracing::info!(claim = claim.name_any(), node = node.name_any(), "registered nodeclaim");
     if is_initialized {
         log_initialized(claim, node);
     }
@@ -82,7 +83,7 @@ fn set_initialized(list: &mut Conditions<'_>, issues: &[String]) -> bool {
 }
 
 fn log_initialized(claim: &NodeClaim, node: &Node) {
-    tracing::info!(claim = claim.name_any(), node = node.name_any(), "initialized");
+    tracing::info!(claim = claim.name_any(), node = node.name_any(), "initialized nodeclaim");
 }
 
 /// Whether the Node is not registered and nothing has kept pods off it.
