@@ -54,7 +54,7 @@ impl Limit {
 impl Budget {
     pub fn of(pool: &Pool) -> Self {
         let remaining = pool.limits.iter().flat_map(|limits| {
-            pool.limited.iter().map(|name| (Limit::of(name), limits.get(name) - pool.usage.get(name)))
+            pool.limited.iter().map(|name| (Limit::of(name), limits.get(name).saturating_sub(pool.usage.get(name))))
         });
         Self { remaining: remaining.collect(), nodes: pool.node_limit.map(|limit| limit - pool.node_count) }
     }
@@ -150,6 +150,17 @@ mod tests {
             assert_eq!(budget.copies(charge(&node), 9), copies, "{limits}");
             assert_eq!(budget.allows(charge(&node)), copies > 0, "{limits}");
             assert_eq!(budget.is_limited(), !limits.is_null(), "{limits}");
+        }
+    }
+
+    #[test]
+    fn no_amount_overflows() {
+        for name in ["cpu", USD_PER_HOUR] {
+            let mut pool = read_pool("p", &json!({"limits": {name: "1E"}})).unwrap();
+            pool.usage.set(name, -1);
+            let (mut budget, node) = (Budget::of(&pool), capacity(i64::MAX >> 32));
+            budget.spend(charge(&node), 1);
+            assert!(budget.allows(charge(&node)), "{name}");
         }
     }
 
