@@ -87,8 +87,11 @@ fn brief(error: &(dyn std::error::Error + 'static)) -> String {
 /// Runs `act` in worlds created by `setup`: without failures, again by a fresh process, and with each failure of each of its
 /// writes, followed by a run of a fresh process without failures. Returns a transcript.
 ///
-/// The transcript lists the writes and events of the run without failures and the objects it changed; then, for each write and
-/// failure: the outcome, how often the write was sent, and the outcome and the end state of the repetition.
+/// The transcript lists the writes and events of the run without failures and the objects it changed; then each write. Below a write are only those of
+/// its failures that are not made up for: the outcome, how often the write was sent, and the outcome and the end state of the repetition. A failure is
+/// made up for if the repetition succeeds and ends in the state of the run without failures, but for the object that another client deleted. The write of
+/// another client must be kept, and its conflict may be the outcome; after `429` and the wait that it asks for, the outcome must be that of the run
+/// without failures.
 pub async fn transcript(setup: impl Fn() -> World, act: impl AsyncFn(Arc<Context>) -> String) -> String {
     transcript_without(&[], setup, act).await
 }
@@ -131,7 +134,10 @@ pub async fn transcript_without(
         seen.push(line.clone());
         let mut results: Vec<(String, String)> = Vec::new();
         for (name, fault) in failures().into_iter().filter(|(name, _)| !left_out.contains(name)) {
-            let result = one_failure(&setup(), &act, &line, &fault, &wanted).await;
+            let (is_made_up_for, result) = one_failure(&setup(), &act, &line, &fault, (&done, &wanted)).await;
+            if is_made_up_for {
+                continue;
+            }
             match results.iter_mut().find(|(_, other)| *other == result) {
                 Some((names, _)) => *names = format!("{names} | {name}"),
                 None => results.push((name.to_owned(), result)),
@@ -149,8 +155,9 @@ async fn one_failure(
     act: &impl AsyncFn(Arc<Context>) -> String,
     line: &str,
     fault: &Fault,
-    wanted: &BTreeMap<String, Value>,
-) -> String {
+    undisturbed: (&str, &BTreeMap<String, Value>),
+) -> (bool, String) {
+    let (outcome, wanted) = undisturbed;
     let once = matches!(fault, Fault::WrittenByAnother | Fault::DeletedByAnother | Fault::LostAnswer)
         || matches!(fault, Fault::Refused(refusal) if refusal.retry_after.is_some());
     let of = |line: &str| {
@@ -164,20 +171,35 @@ async fn one_failure(
     }
     let sent = world.api.writes().into_iter().filter(|write| write.line() == line).count();
     let waited = world.api.waited().as_millis().div_ceil(1_000);
+    let is_handled = match fault {
+        Fault::WrittenByAnother => done == outcome || done.ends_with("error 409"),
+        Fault::Refused(Refusal { retry_after: Some(after), .. }) => {
+            done == outcome && sent > 1 && waited >= u128::from(*after)
+        }
+        _ => true,
+    };
     let mut out = done;
     if sent > 1 {
         write!(out, ", sent {sent} times").unwrap();
     }
-    if matches!(fault, Fault::Refused(refusal) if refusal.retry_after.is_some()) && sent > 1 {
-        write!(out, " in {waited} s").unwrap();
-    }
     world.api.reset();
     let again = run(world, act).await;
-    write!(out, "; again: {again}, {}", effect(world, wanted)).unwrap();
-    if *fault == Fault::WrittenByAnother {
-        out.push_str(if keeps_the_others_write(&world.api) { "" } else { ", LOSES THE OTHER'S WRITE" });
-    }
-    out
+    let effect = effect(world, wanted);
+    write!(out, "; again: {again}, {effect}").unwrap();
+    let keeps = *fault != Fault::WrittenByAnother || keeps_the_others_write(&world.api);
+    out.push_str(if keeps { "" } else { ", LOSES THE OTHER'S WRITE" });
+    let target = line.split_once(' ').map_or("", |(_, target)| target);
+    let is_as_wanted = match effect.split_once(", ") {
+        Some((_, "as undisturbed")) => true,
+        // The object that another client deleted is absent, and nothing else differs.
+        Some((_, differs)) => {
+            let absent = differs.strip_prefix("differs: -").filter(|path| !path.contains(", "));
+            *fault == Fault::DeletedByAnother && absent.is_some_and(|path| target.starts_with(path))
+        }
+        None => false,
+    };
+    let succeeds = !again.starts_with("error") || outcome.starts_with("error");
+    (is_handled && keeps && succeeds && is_as_wanted, out)
 }
 
 /// Runs an endless loop until its first wait: yields far more often than its requests need.
@@ -347,4 +369,59 @@ fn strip_times(text: &str) -> String {
         }
     }
     out + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::ResourceExt;
+
+    use super::*;
+    use crate::test_support::objects;
+
+    /// Annotates the NodeClaim and then the Node, whichever is not annotated; `careless`: both or none, by the NodeClaim.
+    async fn annotate(ctx: &Context, careless: bool) -> Result<(), kube::Error> {
+        let annotated = |annotations: &BTreeMap<String, String>| annotations.contains_key("seen");
+        let (claim, node) = {
+            let state = ctx.cluster.read();
+            let claim = state.claims.get("c").is_some_and(|claim| !annotated(claim.annotations()));
+            let node = state.nodes.get("x").is_some_and(|node| !annotated(node.annotations()));
+            (claim, if careless { claim } else { node })
+        };
+        let patch = json!({"metadata": {"annotations": {"seen": "true"}}});
+        if claim {
+            ctx.patch_claim("c", &patch).await?;
+        }
+        if node {
+            ctx.patch_node("x", &patch).await?;
+        }
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn only_failures_that_are_not_made_up_for_are_listed() {
+        let world = || {
+            let api = FakeApi::default();
+            api.put(&objects::claim("c", &json!({})));
+            api.put(&objects::node("x", &json!({})));
+            World::new(api)
+        };
+        let writes = async |careless| {
+            let text = transcript(world, async |ctx| outcome(annotate(&ctx, careless).await)).await;
+            text.split_once("\nPATCH nodeclaims/c\n").unwrap().1.to_owned()
+        };
+        insta::assert_snapshot!(writes(false).await, @r#"
+        PATCH nodes/x
+        "#);
+        insta::assert_snapshot!(writes(true).await, @r#"
+          404: error 404; again: ok, no write, differs: nodes/x (metadata.annotations), -nodeclaims/c
+          lost answer: error connection reset; again: ok, no write, differs: nodes/x (metadata.annotations)
+          crash after: stopped; again: ok, no write, differs: nodes/x (metadata.annotations)
+        PATCH nodes/x
+          409: error 409; again: ok, no write, differs: nodes/x (metadata.annotations)
+          422: error 422; again: ok, no write, differs: nodes/x (metadata.annotations)
+          504: error 504, sent 7 times; again: ok, no write, differs: nodes/x (metadata.annotations)
+          no answer: waits forever; again: ok, no write, differs: nodes/x (metadata.annotations)
+          crash before: stopped; again: ok, no write, differs: nodes/x (metadata.annotations)
+        "#);
+    }
 }

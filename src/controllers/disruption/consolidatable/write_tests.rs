@@ -66,15 +66,5 @@ async fn the_status_is_written_under_every_failure() {
       changes nodeclaims/c (status.conditions status.lastPodEventTime)
     again: done, no write, as undisturbed
     PATCH nodeclaims/c/status
-      written by another: done, sent 2 times; again: done, no write, as undisturbed
-      409: done, sent 5 times; again: done, 1 write, as undisturbed
-      404: done; again: done, no write, differs: -nodeclaims/c
-      422: done; again: done, 1 write, as undisturbed
-      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 7 times; again: done, 1 write, as undisturbed
-      no answer: waits forever; again: done, 1 write, as undisturbed
-      lost answer: done; again: done, no write, as undisturbed
-      crash before: stopped; again: done, 1 write, as undisturbed
-      crash after: stopped; again: done, no write, as undisturbed
     "#);
 }

@@ -97,24 +97,8 @@ async fn a_node_is_unmarked_under_every_failure() {
       changes nodeclaims/c (metadata.annotations), nodes/x (spec.taints)
     again: ok, 2 writes, as undisturbed
     PATCH nodeclaims/c
-      written by another | 409: error 409; again: ok, 2 writes, as undisturbed
       404: error 404; again: no claim, no write, differs: nodes/x (spec.taints), -nodeclaims/c
-      422: error 422; again: ok, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 2 writes, as undisturbed
-      504: error 504, sent 7 times; again: ok, 2 writes, as undisturbed
-      no answer: waits forever; again: ok, 2 writes, as undisturbed
-      lost answer: error connection reset; again: ok, 2 writes, as undisturbed
-      crash before | crash after: stopped; again: ok, 2 writes, as undisturbed
     PATCH nodes/x
-      written by another: ok, sent 2 times; again: ok, 2 writes, as undisturbed
-      409: error 409, sent 8 times; again: ok, 2 writes, as undisturbed
-      404: error 404; again: ok, 1 write, differs: -nodes/x
-      422: error 422; again: ok, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 2 writes, as undisturbed
-      504: error 504, sent 7 times; again: ok, 2 writes, as undisturbed
-      no answer: waits forever; again: ok, 2 writes, as undisturbed
-      lost answer: error connection reset; again: ok, 2 writes, as undisturbed
-      crash before | crash after: stopped; again: ok, 2 writes, as undisturbed
     "#);
 }
 
@@ -136,12 +120,6 @@ async fn an_empty_node_is_deleted_under_every_failure() {
       changes nodeclaims/c (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     again: done, 1 write, as undisturbed
     DELETE nodeclaims/c
-      written by another | 409 | 422 | lost answer: done; again: done, 1 write, as undisturbed
-      404: done; again: no claim, no write, differs: -nodeclaims/c
-      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, 1 write, as undisturbed
-      504: done, sent 7 times; again: done, 1 write, as undisturbed
-      no answer: waits forever; again: done, 1 write, as undisturbed
-      crash before | crash after: stopped; again: done, 1 write, as undisturbed
     "#);
 }
 

@@ -69,27 +69,8 @@ async fn a_disruption_begins_under_every_failure() {
       changes nodeclaims/c (metadata.annotations), nodes/x (metadata.labels spec.taints)
     again: done, no write, as undisturbed
     PATCH nodeclaims/c
-      written by another: done, sent 2 times; again: done, no write, as undisturbed
-      409: done, sent 8 times; again: done, 2 writes, as undisturbed
       404: done; again: done, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
-      422: done; again: done, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 7 times; again: done, 2 writes, as undisturbed
-      no answer: waits forever; again: done, 2 writes, as undisturbed
-      lost answer: done; again: done, 1 write, as undisturbed
-      crash before: stopped; again: done, 2 writes, as undisturbed
-      crash after: stopped; again: done, 1 write, as undisturbed
     PATCH nodes/x
-      written by another: done, sent 2 times; again: done, no write, as undisturbed
-      409: done, sent 8 times; again: done, 1 write, as undisturbed
-      404: done; again: done, no write, differs: -nodes/x
-      422: done; again: done, 1 write, as undisturbed
-      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 7 times; again: done, 1 write, as undisturbed
-      no answer: waits forever; again: done, 1 write, as undisturbed
-      lost answer: done; again: done, no write, as undisturbed
-      crash before: stopped; again: done, 1 write, as undisturbed
-      crash after: stopped; again: done, no write, as undisturbed
     "#);
 }
 
@@ -256,37 +237,10 @@ async fn a_move_to_a_node_that_exists_begins_under_every_failure() {
       changes nodeclaims/light (metadata.annotations), nodeclaims/other (metadata.annotations), nodes/light (metadata.labels spec.taints)
     again: 0 begun, no write, as undisturbed
     PATCH nodeclaims/other
-      written by another: 1 begun; again: 0 begun, no write, as undisturbed
-      409 | 422: 0 begun; again: 1 begun, 3 writes, as undisturbed
       404: 0 begun; again: 0 begun, no write, differs: nodeclaims/light (metadata.annotations), nodes/light (metadata.labels spec.taints), -nodeclaims/other
-      429, Retry-After 2 s, once: 1 begun, sent 2 times in 2 s; again: 0 begun, no write, as undisturbed
-      504: 0 begun, sent 7 times; again: 1 begun, 3 writes, as undisturbed
-      no answer: waits forever; again: 1 begun, 3 writes, as undisturbed
-      lost answer: 0 begun, sent 2 times; again: 1 begun, 3 writes, as undisturbed
-      crash before: stopped; again: 1 begun, 3 writes, as undisturbed
-      crash after: stopped; again: 1 begun, 2 writes, as undisturbed
     PATCH nodeclaims/light
-      written by another: 1 begun, sent 2 times; again: 0 begun, no write, as undisturbed
-      409: 1 begun, sent 8 times; again: 1 begun, 2 writes, as undisturbed
       404: 1 begun; again: 0 begun, no write, differs: nodes/light (metadata.labels spec.taints), -nodeclaims/light
-      422: 1 begun; again: 1 begun, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: 1 begun, sent 2 times in 2 s; again: 0 begun, no write, as undisturbed
-      504: 1 begun, sent 7 times; again: 1 begun, 2 writes, as undisturbed
-      no answer: waits forever; again: 1 begun, 2 writes, as undisturbed
-      lost answer: 1 begun; again: 0 begun, no write, as undisturbed
-      crash before: stopped; again: 1 begun, 2 writes, as undisturbed
-      crash after: stopped; again: 0 begun, 1 write, as undisturbed
     PATCH nodes/light
-      written by another: 1 begun, sent 2 times; again: 0 begun, no write, as undisturbed
-      409: 1 begun, sent 9 times; again: 0 begun, 1 write, as undisturbed
-      404: 1 begun; again: 0 begun, no write, differs: -nodes/light
-      422: 1 begun, sent 2 times; again: 0 begun, 1 write, as undisturbed
-      429, Retry-After 2 s, once: 1 begun, sent 2 times in 2 s; again: 0 begun, no write, as undisturbed
-      504: 1 begun, sent 14 times; again: 0 begun, 1 write, as undisturbed
-      no answer: waits forever; again: 0 begun, 1 write, as undisturbed
-      lost answer: 1 begun; again: 0 begun, no write, as undisturbed
-      crash before: stopped; again: 0 begun, 1 write, as undisturbed
-      crash after: stopped; again: 0 begun, no write, as undisturbed
     "#);
 }
 
@@ -310,36 +264,15 @@ async fn f4_a_move_to_a_new_node_begins_under_every_failure() {
       changes nodeclaims/big (metadata.annotations), +nodeclaims/p-1, nodes/big (metadata.labels spec.taints)
     again: 0 begun, no write, as undisturbed
     POST nodeclaims
-      written by another | 404: 1 begun; again: 0 begun, no write, as undisturbed
-      409 | 422: 0 begun; again: 1 begun, 3 writes, as undisturbed
-      429, Retry-After 2 s, once: 1 begun, sent 2 times in 2 s; again: 0 begun, no write, as undisturbed
-      504: 0 begun, sent 7 times; again: 1 begun, 3 writes, as undisturbed
-      no answer: waits forever; again: 1 begun, 3 writes, as undisturbed
-      lost answer: 1 begun, sent 2 times; again: 0 begun, no write, as undisturbed
-      crash before: stopped; again: 1 begun, 3 writes, as undisturbed
       crash after: stopped; again: 1 begun, 2 writes, differs: nodeclaims/big (metadata.annotations)
     PATCH nodeclaims/big
-      written by another: 1 begun, sent 2 times; again: 0 begun, no write, as undisturbed
       409: 1 begun, sent 8 times; again: 1 begun, 2 writes, differs: nodeclaims/big (metadata.annotations)
       404: 1 begun; again: 0 begun, no write, differs: nodes/big (metadata.labels spec.taints), -nodeclaims/big
       422: 1 begun; again: 1 begun, 2 writes, differs: nodeclaims/big (metadata.annotations)
-      429, Retry-After 2 s, once: 1 begun, sent 2 times in 2 s; again: 0 begun, no write, as undisturbed
       504: 1 begun, sent 7 times; again: 1 begun, 2 writes, differs: nodeclaims/big (metadata.annotations)
       no answer: waits forever; again: 1 begun, 2 writes, differs: nodeclaims/big (metadata.annotations)
-      lost answer: 1 begun; again: 0 begun, no write, as undisturbed
       crash before: stopped; again: 1 begun, 2 writes, differs: nodeclaims/big (metadata.annotations)
-      crash after: stopped; again: 0 begun, 1 write, as undisturbed
     PATCH nodes/big
-      written by another: 1 begun, sent 2 times; again: 0 begun, no write, as undisturbed
-      409: 1 begun, sent 9 times; again: 0 begun, 1 write, as undisturbed
-      404: 1 begun; again: 0 begun, no write, differs: -nodes/big
-      422: 1 begun, sent 2 times; again: 0 begun, 1 write, as undisturbed
-      429, Retry-After 2 s, once: 1 begun, sent 2 times in 2 s; again: 0 begun, no write, as undisturbed
-      504: 1 begun, sent 14 times; again: 0 begun, 1 write, as undisturbed
-      no answer: waits forever; again: 0 begun, 1 write, as undisturbed
-      lost answer: 1 begun; again: 0 begun, no write, as undisturbed
-      crash before: stopped; again: 0 begun, 1 write, as undisturbed
-      crash after: stopped; again: 0 begun, no write, as undisturbed
     "#);
 }
 

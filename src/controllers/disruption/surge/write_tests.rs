@@ -63,14 +63,6 @@ async fn a_pod_leaves_its_replica_set_under_every_failure() {
       changes pods/n/web-1 (metadata.annotations metadata.labels)
     again: ok, no write, as undisturbed
     PATCH pods/n/web-1
-      written by another | lost answer: ok; again: ok, no write, as undisturbed
-      409 | 422: ok; again: ok, 1 write, as undisturbed
-      404: ok; again: ok, no write, differs: -pods/n/web-1
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: ok, sent 7 times; again: ok, 1 write, as undisturbed
-      no answer: waits forever; again: ok, 1 write, as undisturbed
-      crash before: stopped; again: ok, 1 write, as undisturbed
-      crash after: stopped; again: ok, no write, as undisturbed
     "#);
     let world = setup(false);
     released(world.context()).await;
@@ -88,14 +80,6 @@ async fn a_pod_goes_back_to_its_replica_set_under_every_failure() {
       changes pods/n/web-1 (metadata.annotations metadata.labels metadata.ownerReferences)
     again: all written: true, no write, as undisturbed
     PATCH pods/n/web-1
-      written by another | 409 | 422: all written: true; again: all written: true, 1 write, as undisturbed
-      404: all written: true; again: all written: true, no write, differs: -pods/n/web-1
-      429, Retry-After 2 s, once: all written: true, sent 2 times in 2 s; again: all written: true, no write, as undisturbed
-      504: all written: false, sent 7 times; again: all written: true, 1 write, as undisturbed
-      no answer: waits forever; again: all written: true, 1 write, as undisturbed
-      lost answer: all written: false; again: all written: true, no write, as undisturbed
-      crash before: stopped; again: all written: true, 1 write, as undisturbed
-      crash after: stopped; again: all written: true, no write, as undisturbed
     "#);
     let world = setup(true);
     brought_back(world.context()).await;

@@ -80,46 +80,12 @@ async fn pods_are_nominated_before_the_node_opens_under_every_failure() {
       changes nodes/x (metadata.labels spec.taints), pods/n/a (status), pods/n/b (status)
     again: open already, open already, no write, as undisturbed
     PATCH nodeclaims/c
-      written by another: wait 0 ms, open; again: open already, open already, no write, as undisturbed
-      409: error 409, error 409, sent 2 times; again: wait 0 ms, open, 4 writes, as undisturbed
       404: error 404, error 404, sent 2 times; again: gone, gone, no write, differs: nodes/x (metadata.labels spec.taints), pods/n/a (status), pods/n/b (status), -nodeclaims/c
-      422: error 422, error 422, sent 2 times; again: wait 0 ms, open, 4 writes, as undisturbed
-      429, Retry-After 2 s, once: wait 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: error 504, error 504, sent 14 times; again: wait 0 ms, open, 4 writes, as undisturbed
-      no answer: waits forever; again: wait 0 ms, open, 4 writes, as undisturbed
-      lost answer: error connection reset, wait 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
-      crash before: stopped; again: wait 0 ms, open, 4 writes, as undisturbed
-      crash after: stopped; again: wait 0 ms, open, 3 writes, as undisturbed
     PATCH pods/n/a/status
-      written by another: wait 0 ms, open; again: open already, open already, no write, as undisturbed
       409 | 422: wait 0 ms, open, sent 2 times; again: open already, open already, no write, differs: pods/n/a (status)
-      404: wait 0 ms, open, sent 2 times; again: open already, open already, no write, differs: -pods/n/a
-      429, Retry-After 2 s, once: wait 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: wait 0 ms, wait 1000 ms, sent 14 times; again: wait 0 ms, open, 2 writes, as undisturbed
-      no answer: waits forever; again: wait 0 ms, open, 2 writes, as undisturbed
-      lost answer: wait 0 ms, wait 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
-      crash before: stopped; again: wait 0 ms, open, 2 writes, as undisturbed
-      crash after: stopped; again: open, open already, 1 write, as undisturbed
     PATCH pods/n/b/status
-      written by another: wait 0 ms, open; again: open already, open already, no write, as undisturbed
       409 | 422: wait 0 ms, open, sent 2 times; again: open already, open already, no write, differs: pods/n/b (status)
-      404: wait 0 ms, open, sent 2 times; again: open already, open already, no write, differs: -pods/n/b
-      429, Retry-After 2 s, once: wait 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: wait 0 ms, wait 1000 ms, sent 14 times; again: wait 0 ms, open, 2 writes, as undisturbed
-      no answer: waits forever; again: wait 0 ms, open, 2 writes, as undisturbed
-      lost answer: wait 0 ms, wait 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
-      crash before: stopped; again: wait 0 ms, open, 2 writes, as undisturbed
-      crash after: stopped; again: open, open already, 1 write, as undisturbed
     PATCH nodes/x
-      written by another | 409: wait 0 ms, error 409; again: open, open already, 1 write, as undisturbed
-      404: wait 0 ms, error 404; again: gone, gone, no write, differs: -nodes/x
-      422: wait 0 ms, error 422; again: open, open already, 1 write, as undisturbed
-      429, Retry-After 2 s, once: wait 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: wait 0 ms, error 504, sent 7 times; again: open, open already, 1 write, as undisturbed
-      no answer: waits forever; again: open, open already, 1 write, as undisturbed
-      lost answer: wait 0 ms, error connection reset; again: open already, open already, no write, as undisturbed
-      crash before: stopped; again: open, open already, 1 write, as undisturbed
-      crash after: stopped; again: open already, open already, no write, as undisturbed
     "#);
 }
 
@@ -133,26 +99,8 @@ async fn the_planned_taint_needs_no_nominations_under_every_failure() {
       changes nodes/x (metadata.labels spec.taints)
     again: open already, no write, as undisturbed
     PATCH nodeclaims/c
-      written by another: open; again: open already, no write, as undisturbed
-      409: error 409; again: open, 2 writes, as undisturbed
       404: error 404; again: gone, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
-      422: error 422; again: open, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: open, sent 2 times in 2 s; again: open already, no write, as undisturbed
-      504: error 504, sent 7 times; again: open, 2 writes, as undisturbed
-      no answer: waits forever; again: open, 2 writes, as undisturbed
-      lost answer: error connection reset; again: open, 1 write, as undisturbed
-      crash before: stopped; again: open, 2 writes, as undisturbed
-      crash after: stopped; again: open, 1 write, as undisturbed
     PATCH nodes/x
-      written by another | 409: error 409; again: open, 1 write, as undisturbed
-      404: error 404; again: gone, no write, differs: -nodes/x
-      422: error 422; again: open, 1 write, as undisturbed
-      429, Retry-After 2 s, once: open, sent 2 times in 2 s; again: open already, no write, as undisturbed
-      504: error 504, sent 7 times; again: open, 1 write, as undisturbed
-      no answer: waits forever; again: open, 1 write, as undisturbed
-      lost answer: error connection reset; again: open already, no write, as undisturbed
-      crash before: stopped; again: open, 1 write, as undisturbed
-      crash after: stopped; again: open already, no write, as undisturbed
     "#);
 }
 
@@ -166,26 +114,8 @@ async fn a_node_opens_without_nominations_where_placement_is_off_under_every_fai
       changes nodes/x (metadata.labels spec.taints)
     again: open already, no write, as undisturbed
     PATCH nodeclaims/c
-      written by another: open; again: open already, no write, as undisturbed
-      409: error 409; again: open, 2 writes, as undisturbed
       404: error 404; again: gone, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
-      422: error 422; again: open, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: open, sent 2 times in 2 s; again: open already, no write, as undisturbed
-      504: error 504, sent 7 times; again: open, 2 writes, as undisturbed
-      no answer: waits forever; again: open, 2 writes, as undisturbed
-      lost answer: error connection reset; again: open, 1 write, as undisturbed
-      crash before: stopped; again: open, 2 writes, as undisturbed
-      crash after: stopped; again: open, 1 write, as undisturbed
     PATCH nodes/x
-      written by another | 409: error 409; again: open, 1 write, as undisturbed
-      404: error 404; again: gone, no write, differs: -nodes/x
-      422: error 422; again: open, 1 write, as undisturbed
-      429, Retry-After 2 s, once: open, sent 2 times in 2 s; again: open already, no write, as undisturbed
-      504: error 504, sent 7 times; again: open, 1 write, as undisturbed
-      no answer: waits forever; again: open, 1 write, as undisturbed
-      lost answer: error connection reset; again: open already, no write, as undisturbed
-      crash before: stopped; again: open, 1 write, as undisturbed
-      crash after: stopped; again: open already, no write, as undisturbed
     "#);
 }
 
@@ -246,23 +176,7 @@ async fn pods_of_an_open_node_are_nominated_again_under_every_failure() {
       changes pods/n/a (status), pods/n/b (status)
     again: waits, no write, as undisturbed
     PATCH pods/n/a/status
-      written by another | lost answer: waits; again: waits, no write, as undisturbed
-      409 | 422: waits; again: waits, 1 write, as undisturbed
-      404: waits; again: waits, no write, differs: -pods/n/a
-      429, Retry-After 2 s, once: waits, sent 2 times in 2 s; again: waits, no write, as undisturbed
-      504: waits, sent 7 times; again: waits, 1 write, as undisturbed
-      no answer: waits forever; again: waits, 1 write, as undisturbed
-      crash before: stopped; again: waits, 1 write, as undisturbed
-      crash after: stopped; again: waits, no write, as undisturbed
     PATCH pods/n/b/status
-      written by another | lost answer: waits; again: waits, no write, as undisturbed
-      409 | 422: waits; again: waits, 1 write, as undisturbed
-      404: waits; again: waits, no write, differs: -pods/n/b
-      429, Retry-After 2 s, once: waits, sent 2 times in 2 s; again: waits, no write, as undisturbed
-      504: waits, sent 7 times; again: waits, 1 write, as undisturbed
-      no answer: waits forever; again: waits, 1 write, as undisturbed
-      crash before: stopped; again: waits, 1 write, as undisturbed
-      crash after: stopped; again: waits, no write, as undisturbed
     "#);
 }
 
@@ -330,14 +244,6 @@ async fn a_refused_pod_is_withdrawn_from_its_plan_under_every_failure() {
       changes nodeclaims/c (metadata.annotations)
     again: two passes, no write, as undisturbed
     PATCH nodeclaims/c
-      written by another | lost answer: two passes; again: two passes, no write, as undisturbed
-      409 | 422: two passes; again: two passes, 1 write, as undisturbed
-      404: two passes; again: two passes, no write, differs: -nodeclaims/c
-      429, Retry-After 2 s, once: two passes, sent 2 times in 2 s; again: two passes, no write, as undisturbed
-      504: two passes, sent 7 times; again: two passes, 1 write, as undisturbed
-      no answer: waits forever; again: two passes, 1 write, as undisturbed
-      crash before: stopped; again: two passes, 1 write, as undisturbed
-      crash after: stopped; again: two passes, no write, as undisturbed
     "#);
 }
 
@@ -370,13 +276,5 @@ async fn a_pod_bound_elsewhere_under_its_name_is_withdrawn_from_its_plan_under_e
       changes nodeclaims/c (metadata.annotations)
     again: stray: 0, no write, as undisturbed
     PATCH nodeclaims/c
-      written by another | lost answer: stray: 1; again: stray: 0, no write, as undisturbed
-      409 | 422: stray: 1; again: stray: 1, 1 write, as undisturbed
-      404: stray: 1; again: stray: 0, no write, differs: -nodeclaims/c
-      429, Retry-After 2 s, once: stray: 1, sent 2 times in 2 s; again: stray: 0, no write, as undisturbed
-      504: stray: 1, sent 7 times; again: stray: 1, 1 write, as undisturbed
-      no answer: waits forever; again: stray: 1, 1 write, as undisturbed
-      crash before: stopped; again: stray: 1, 1 write, as undisturbed
-      crash after: stopped; again: stray: 0, no write, as undisturbed
     "#);
 }

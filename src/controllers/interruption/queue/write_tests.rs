@@ -48,27 +48,8 @@ async fn an_interrupted_node_is_marked_and_tainted_under_every_failure() {
       changes nodeclaims/c (metadata.annotations), nodes/x (metadata.labels spec.taints)
     again: ok, no write, as undisturbed
     PATCH nodeclaims/c
-      written by another: ok, sent 2 times; again: ok, no write, as undisturbed
-      409: error 409, sent 8 times; again: ok, 2 writes, as undisturbed
       404: error 404; again: ok, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
-      422: error 422; again: ok, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: error 504, sent 7 times; again: ok, 2 writes, as undisturbed
-      no answer: waits forever; again: ok, 2 writes, as undisturbed
-      lost answer: error connection reset; again: ok, 1 write, as undisturbed
-      crash before: stopped; again: ok, 2 writes, as undisturbed
-      crash after: stopped; again: ok, 1 write, as undisturbed
     PATCH nodes/x
-      written by another: ok, sent 2 times; again: ok, no write, as undisturbed
-      409: error 409, sent 8 times; again: ok, 1 write, as undisturbed
-      404: error 404; again: ok, no write, differs: -nodes/x
-      422: error 422; again: ok, 1 write, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: error 504, sent 7 times; again: ok, 1 write, as undisturbed
-      no answer: waits forever; again: ok, 1 write, as undisturbed
-      lost answer: error connection reset; again: ok, no write, as undisturbed
-      crash before: stopped; again: ok, 1 write, as undisturbed
-      crash after: stopped; again: ok, no write, as undisturbed
     "#);
 }
 
@@ -85,16 +66,6 @@ async fn the_claim_of_a_stopped_instance_is_deleted_under_every_failure() {
       changes nodeclaims/c (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     again: ok, no write, as undisturbed
     DELETE nodeclaims/c
-      written by another: ok; again: ok, no write, as undisturbed
-      409: error 409; again: ok, 1 write, as undisturbed
-      404: ok; again: ok, no write, differs: -nodeclaims/c
-      422: error 422; again: ok, 1 write, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: error 504, sent 7 times; again: ok, 1 write, as undisturbed
-      no answer: waits forever; again: ok, 1 write, as undisturbed
-      lost answer: error connection reset; again: ok, no write, as undisturbed
-      crash before: stopped; again: ok, 1 write, as undisturbed
-      crash after: stopped; again: ok, no write, as undisturbed
     "#);
 }
 
@@ -168,14 +139,6 @@ async fn a_marked_claim_whose_pods_have_moved_is_deleted_under_every_failure() {
       changes nodeclaims/c (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     again: waits, no write, as undisturbed
     DELETE nodeclaims/c
-      written by another | lost answer: waits; again: waits, no write, as undisturbed
-      409 | 422: waits; again: waits, 1 write, as undisturbed
-      404: waits; again: waits, no write, differs: -nodeclaims/c
-      429, Retry-After 2 s, once: waits, sent 2 times in 2 s; again: waits, no write, as undisturbed
-      504: waits, sent 7 times; again: waits, 1 write, as undisturbed
-      no answer: waits forever; again: waits, 1 write, as undisturbed
-      crash before: stopped; again: waits, 1 write, as undisturbed
-      crash after: stopped; again: waits, no write, as undisturbed
     "#);
 }
 

@@ -37,24 +37,7 @@ async fn the_claim_of_a_failed_instance_is_forced_out_under_every_failure() {
       changes nodeclaims/c (metadata.annotations metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     again: done, no write, as undisturbed
     PATCH nodeclaims/c
-      written by another: done; again: done, no write, as undisturbed
-      409 | 422: done; again: done, 2 writes, as undisturbed
-      404: done; again: done, no write, differs: -nodeclaims/c
-      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 7 times; again: done, 2 writes, as undisturbed
-      no answer: waits forever; again: done, 2 writes, as undisturbed
-      lost answer: done; again: done, 1 write, as undisturbed
-      crash before: stopped; again: done, 2 writes, as undisturbed
-      crash after: stopped; again: done, 1 write, as undisturbed
     DELETE nodeclaims/c
-      written by another | lost answer: done; again: done, no write, as undisturbed
-      409 | 422: done; again: done, 1 write, as undisturbed
-      404: done; again: done, no write, differs: -nodeclaims/c
-      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 7 times; again: done, 1 write, as undisturbed
-      no answer: waits forever; again: done, 1 write, as undisturbed
-      crash before: stopped; again: done, 1 write, as undisturbed
-      crash after: stopped; again: done, no write, as undisturbed
     "#);
 }
 
@@ -71,26 +54,14 @@ async fn the_node_of_a_scheduled_event_is_marked_and_closed_under_every_failure(
       changes nodeclaims/c (metadata.annotations), nodes/x (metadata.labels spec.taints)
     again: done, no write, as undisturbed
     PATCH nodeclaims/c
-      written by another: done, sent 2 times; again: done, no write, as undisturbed
-      409: done, sent 8 times; again: done, 2 writes, as undisturbed
       404: done; again: done, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
-      422: done; again: done, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 7 times; again: done, 2 writes, as undisturbed
-      no answer: waits forever; again: done, 2 writes, as undisturbed
       lost answer: done; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
-      crash before: stopped; again: done, 2 writes, as undisturbed
       crash after: stopped; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
     PATCH nodes/x
-      written by another: done, sent 2 times; again: done, no write, as undisturbed
       409: done, sent 8 times; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
-      404: done; again: done, no write, differs: -nodes/x
       422: done; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
-      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
       504: done, sent 7 times; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
       no answer: waits forever; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
-      lost answer: done; again: done, no write, as undisturbed
       crash before: stopped; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
-      crash after: stopped; again: done, no write, as undisturbed
     "#);
 }

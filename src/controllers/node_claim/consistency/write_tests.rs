@@ -46,27 +46,7 @@ async fn the_condition_of_consistency_is_written_under_every_failure() {
       changes nodeclaims/c000 (status.conditions), nodeclaims/c001 (status.conditions)
     again: more: false, no write, as undisturbed
     PATCH nodeclaims/c000/status
-      written by another: more: false, sent 2 times; again: more: false, no write, as undisturbed
-      409: more: false, sent 5 times; again: more: false, 1 write, as undisturbed
-      404: more: false; again: more: false, no write, differs: -nodeclaims/c000
-      422: more: false; again: more: false, 1 write, as undisturbed
-      429, Retry-After 2 s, once: more: false, sent 2 times in 2 s; again: more: false, no write, as undisturbed
-      504: more: false, sent 7 times; again: more: false, 1 write, as undisturbed
-      no answer: waits forever; again: more: false, 2 writes, as undisturbed
-      lost answer: more: false; again: more: false, no write, as undisturbed
-      crash before: stopped; again: more: false, 2 writes, as undisturbed
-      crash after: stopped; again: more: false, 1 write, as undisturbed
     PATCH nodeclaims/c001/status
-      written by another: more: false, sent 2 times; again: more: false, no write, as undisturbed
-      409: more: false, sent 5 times; again: more: false, 1 write, as undisturbed
-      404: more: false; again: more: false, no write, differs: -nodeclaims/c001
-      422: more: false; again: more: false, 1 write, as undisturbed
-      429, Retry-After 2 s, once: more: false, sent 2 times in 2 s; again: more: false, no write, as undisturbed
-      504: more: false, sent 7 times; again: more: false, 1 write, as undisturbed
-      no answer: waits forever; again: more: false, 1 write, as undisturbed
-      lost answer: more: false; again: more: false, no write, as undisturbed
-      crash before: stopped; again: more: false, 1 write, as undisturbed
-      crash after: stopped; again: more: false, no write, as undisturbed
     "#);
 }
 

@@ -38,14 +38,6 @@ async fn an_expired_claim_is_deleted_under_every_failure() {
       changes nodeclaims/c (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     again: waits, no write, as undisturbed
     DELETE nodeclaims/c
-      written by another | lost answer: waits; again: waits, no write, as undisturbed
-      409 | 422: waits; again: waits, 1 write, as undisturbed
-      404: waits; again: waits, no write, differs: -nodeclaims/c
-      429, Retry-After 2 s, once: waits, sent 2 times in 2 s; again: waits, no write, as undisturbed
-      504: waits, sent 7 times; again: waits, 1 write, as undisturbed
-      no answer: waits forever; again: waits, 1 write, as undisturbed
-      crash before: stopped; again: waits, 1 write, as undisturbed
-      crash after: stopped; again: waits, no write, as undisturbed
     "#);
 }
 

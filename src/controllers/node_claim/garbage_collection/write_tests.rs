@@ -48,33 +48,8 @@ async fn garbage_is_cleared_under_every_failure() {
       changes nodeclaims/orphan (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), nodes/leaked (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), nodes/stranded (metadata.finalizers)
     again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
     DELETE nodes/leaked
-      written by another: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
-      409 | 422: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (1, 0, 0), 1 write, as undisturbed
-      404: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 0, 0), no write, differs: -nodes/leaked
-      429, Retry-After 2 s, once: leaked, orphaned, stranded (1, 1, 1), sent 2 times in 2 s; again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
-      504: leaked, orphaned, stranded (1, 1, 1), sent 7 times; again: leaked, orphaned, stranded (1, 0, 0), 1 write, as undisturbed
-      no answer: waits forever; again: leaked, orphaned, stranded (1, 1, 1), 3 writes, as undisturbed
-      lost answer: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (1, 0, 0), no write, as undisturbed
-      crash before: stopped; again: leaked, orphaned, stranded (1, 1, 1), 3 writes, as undisturbed
-      crash after: stopped; again: leaked, orphaned, stranded (1, 1, 1), 2 writes, as undisturbed
     DELETE nodeclaims/orphan
-      written by another | lost answer: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
-      409 | 422: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 1, 0), 1 write, as undisturbed
-      404: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 0, 0), no write, differs: -nodeclaims/orphan
-      429, Retry-After 2 s, once: leaked, orphaned, stranded (1, 1, 1), sent 2 times in 2 s; again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
-      504: leaked, orphaned, stranded (1, 1, 1), sent 7 times; again: leaked, orphaned, stranded (0, 1, 0), 1 write, as undisturbed
-      no answer: waits forever; again: leaked, orphaned, stranded (0, 1, 1), 2 writes, as undisturbed
-      crash before: stopped; again: leaked, orphaned, stranded (0, 1, 1), 2 writes, as undisturbed
-      crash after: stopped; again: leaked, orphaned, stranded (0, 0, 1), 1 write, as undisturbed
     PATCH nodes/stranded
-      written by another | 409 | 422: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 0, 1), 1 write, as undisturbed
-      404: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 0, 0), no write, differs: -nodes/stranded
-      429, Retry-After 2 s, once: leaked, orphaned, stranded (1, 1, 1), sent 2 times in 2 s; again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
-      504: leaked, orphaned, stranded (1, 1, 1), sent 7 times; again: leaked, orphaned, stranded (0, 0, 1), 1 write, as undisturbed
-      no answer: waits forever; again: leaked, orphaned, stranded (0, 0, 1), 1 write, as undisturbed
-      lost answer: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
-      crash before: stopped; again: leaked, orphaned, stranded (0, 0, 1), 1 write, as undisturbed
-      crash after: stopped; again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
     "#);
 }
 

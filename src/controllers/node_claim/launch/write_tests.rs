@@ -41,25 +41,7 @@ async fn a_launch_is_recorded_under_every_failure() {
       changes nodeclaims/c (metadata.annotations metadata.labels status)
     again: ok, 2 writes, as undisturbed
     PATCH nodeclaims/c
-      written by another: ok; again: ok, 2 writes, as undisturbed
-      409: error 409; again: ok, 2 writes, as undisturbed
-      404: error 404; again: no claim, no write, differs: -nodeclaims/c
-      422: error 422; again: ok, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 2 writes, as undisturbed
-      504: error 504, sent 7 times; again: ok, 2 writes, as undisturbed
-      no answer: waits forever; again: ok, 2 writes, as undisturbed
-      lost answer: error connection reset; again: ok, 2 writes, as undisturbed
-      crash before | crash after: stopped; again: ok, 2 writes, as undisturbed
     PATCH nodeclaims/c/status
-      written by another: ok, sent 2 times; again: ok, 2 writes, as undisturbed
-      409: error 409, sent 5 times; again: ok, 2 writes, as undisturbed
-      404: error 404; again: no claim, no write, differs: -nodeclaims/c
-      422: error 422; again: ok, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 2 writes, as undisturbed
-      504: error 504, sent 7 times; again: ok, 2 writes, as undisturbed
-      no answer: waits forever; again: ok, 2 writes, as undisturbed
-      lost answer: error connection reset; again: ok, 2 writes, as undisturbed
-      crash before | crash after: stopped; again: ok, 2 writes, as undisturbed
     "#);
 }
 
@@ -74,16 +56,6 @@ async fn a_failed_launch_is_recorded_under_every_failure() {
       changes nodeclaims/c (status)
     again: error LaunchFailed: launch failed: broken, no write, as undisturbed
     PATCH nodeclaims/c/status
-      written by another: error LaunchFailed: launch failed: broken, sent 2 times; again: error LaunchFailed: launch failed: broken, no write, as undisturbed
-      409: error 409, sent 5 times; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
-      404: error 404; again: no claim, no write, differs: -nodeclaims/c
-      422: error 422; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
-      429, Retry-After 2 s, once: error LaunchFailed: launch failed: broken, sent 2 times in 2 s; again: error LaunchFailed: launch failed: broken, no write, as undisturbed
-      504: error 504, sent 7 times; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
-      no answer: waits forever; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
-      lost answer: error connection reset; again: error LaunchFailed: launch failed: broken, no write, as undisturbed
-      crash before: stopped; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
-      crash after: stopped; again: error LaunchFailed: launch failed: broken, no write, as undisturbed
     "#);
 }
 
@@ -127,15 +99,6 @@ async fn the_partition_of_an_instance_is_written_under_every_failure() {
       changes nodeclaims/c (metadata.labels)
     again: ok, 1 write, as undisturbed
     PATCH nodeclaims/c
-      written by another: ok; again: ok, 1 write, as undisturbed
-      409: error 409; again: ok, 1 write, as undisturbed
-      404: error 404; again: no claim, no write, differs: -nodeclaims/c
-      422: error 422; again: ok, 1 write, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 1 write, as undisturbed
-      504: error 504, sent 7 times; again: ok, 1 write, as undisturbed
-      no answer: waits forever; again: ok, 1 write, as undisturbed
-      lost answer: error connection reset; again: ok, 1 write, as undisturbed
-      crash before | crash after: stopped; again: ok, 1 write, as undisturbed
     "#);
 }
 

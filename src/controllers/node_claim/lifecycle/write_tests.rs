@@ -64,15 +64,6 @@ async fn a_claim_gets_its_finalizer_under_every_failure() {
       changes nodeclaims/c (metadata.finalizers)
     again: nothing due, no write, as undisturbed
     PATCH nodeclaims/c
-      written by another | 409: AddFinalizer: error 409; again: AddFinalizer, 1 write, as undisturbed
-      404: AddFinalizer: error 404; again: nothing due, no write, differs: -nodeclaims/c
-      422: AddFinalizer: error 422; again: AddFinalizer, 1 write, as undisturbed
-      429, Retry-After 2 s, once: AddFinalizer, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
-      504: AddFinalizer: error 504, sent 7 times; again: AddFinalizer, 1 write, as undisturbed
-      no answer: waits forever; again: AddFinalizer, 1 write, as undisturbed
-      lost answer: AddFinalizer: error connection reset; again: nothing due, no write, as undisturbed
-      crash before: stopped; again: AddFinalizer, 1 write, as undisturbed
-      crash after: stopped; again: nothing due, no write, as undisturbed
     "#);
 }
 
@@ -90,26 +81,8 @@ async fn a_registered_node_is_initialized_under_every_failure() {
       changes nodeclaims/c (status.conditions), nodes/x (metadata.labels)
     again: nothing due, no write, as undisturbed
     PATCH nodes/x
-      written by another: Initialize; again: nothing due, no write, as undisturbed
-      409: Initialize: error 409; again: Initialize, 2 writes, as undisturbed
       404: Initialize: error 404; again: nothing due, no write, differs: nodeclaims/c (status.conditions), -nodes/x
-      422: Initialize: error 422; again: Initialize, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: Initialize, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
-      504: Initialize: error 504, sent 7 times; again: Initialize, 2 writes, as undisturbed
-      no answer: waits forever; again: Initialize, 2 writes, as undisturbed
-      lost answer: Initialize: error connection reset; again: Initialize, 2 writes, as undisturbed
-      crash before | crash after: stopped; again: Initialize, 2 writes, as undisturbed
     PATCH nodeclaims/c/status
-      written by another: Initialize, sent 2 times; again: nothing due, no write, as undisturbed
-      409: Initialize: error 409, sent 5 times; again: Initialize, 2 writes, as undisturbed
-      404: Initialize: error 404; again: nothing due, no write, differs: -nodeclaims/c
-      422: Initialize: error 422; again: Initialize, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: Initialize, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
-      504: Initialize: error 504, sent 7 times; again: Initialize, 2 writes, as undisturbed
-      no answer: waits forever; again: Initialize, 2 writes, as undisturbed
-      lost answer: Initialize: error connection reset; again: nothing due, no write, as undisturbed
-      crash before: stopped; again: Initialize, 2 writes, as undisturbed
-      crash after: stopped; again: nothing due, no write, as undisturbed
     "#);
 }
 
@@ -140,37 +113,10 @@ async fn a_node_is_brought_up_under_every_failure() {
       changes nodeclaims/c (metadata.annotations status.conditions status.nodeName), nodes/x (metadata.finalizers metadata.labels metadata.ownerReferences spec.taints)
     again: nothing due, no write, as undisturbed
     PATCH nodes/x
-      written by another | 409: Sync: error 409; again: Sync, Open, Register, 4 writes, as undisturbed
       404: Sync: error 404; again: nothing due, no write, differs: nodeclaims/c (metadata.annotations status.conditions status.nodeName), -nodes/x
-      422: Sync: error 422; again: Sync, Open, Register, 4 writes, as undisturbed
-      429, Retry-After 2 s, once: Sync, Open, Register, sent 3 times in 2 s; again: nothing due, no write, as undisturbed
-      504: Sync: error 504, sent 7 times; again: Sync, Open, Register, 4 writes, as undisturbed
-      no answer: waits forever; again: Sync, Open, Register, 4 writes, as undisturbed
-      lost answer: Sync: error connection reset; again: Open, Register, 3 writes, as undisturbed
-      crash before: stopped; again: Sync, Open, Register, 4 writes, as undisturbed
-      crash after: stopped; again: Open, Register, 3 writes, as undisturbed
     PATCH nodeclaims/c
-      written by another: Sync, Open, Register; again: nothing due, no write, as undisturbed
-      409: Sync, Open: error 409; again: Open, Register, 3 writes, as undisturbed
       404: Sync, Open: error 404; again: nothing due, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
-      422: Sync, Open: error 422; again: Open, Register, 3 writes, as undisturbed
-      429, Retry-After 2 s, once: Sync, Open, Register, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
-      504: Sync, Open: error 504, sent 7 times; again: Open, Register, 3 writes, as undisturbed
-      no answer: waits forever; again: Open, Register, 3 writes, as undisturbed
-      lost answer: Sync, Open: error connection reset; again: Open, Register, 2 writes, as undisturbed
-      crash before: stopped; again: Open, Register, 3 writes, as undisturbed
-      crash after: stopped; again: Open, Register, 2 writes, as undisturbed
     PATCH nodeclaims/c/status
-      written by another: Sync, Open, Register, sent 2 times; again: nothing due, no write, as undisturbed
-      409: Sync, Open, Register: error 409, sent 5 times; again: Register, 1 write, as undisturbed
-      404: Sync, Open, Register: error 404; again: nothing due, no write, differs: -nodeclaims/c
-      422: Sync, Open, Register: error 422; again: Register, 1 write, as undisturbed
-      429, Retry-After 2 s, once: Sync, Open, Register, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
-      504: Sync, Open, Register: error 504, sent 7 times; again: Register, 1 write, as undisturbed
-      no answer: waits forever; again: Register, 1 write, as undisturbed
-      lost answer: Sync, Open, Register: error connection reset; again: nothing due, no write, as undisturbed
-      crash before: stopped; again: Register, 1 write, as undisturbed
-      crash after: stopped; again: nothing due, no write, as undisturbed
     "#);
 }
 
@@ -234,16 +180,6 @@ async fn the_reason_why_a_node_is_not_initialized_is_written_under_every_failure
       changes nodeclaims/c (status.conditions)
     again: ReportUninitialized, no write, as undisturbed
     PATCH nodeclaims/c/status
-      written by another: ReportUninitialized, sent 2 times; again: ReportUninitialized, no write, as undisturbed
-      409: ReportUninitialized: error 409, sent 5 times; again: ReportUninitialized, 1 write, as undisturbed
-      404: ReportUninitialized: error 404; again: nothing due, no write, differs: -nodeclaims/c
-      422: ReportUninitialized: error 422; again: ReportUninitialized, 1 write, as undisturbed
-      429, Retry-After 2 s, once: ReportUninitialized, sent 2 times in 2 s; again: ReportUninitialized, no write, as undisturbed
-      504: ReportUninitialized: error 504, sent 7 times; again: ReportUninitialized, 1 write, as undisturbed
-      no answer: waits forever; again: ReportUninitialized, 1 write, as undisturbed
-      lost answer: ReportUninitialized: error connection reset; again: ReportUninitialized, no write, as undisturbed
-      crash before: stopped; again: ReportUninitialized, 1 write, as undisturbed
-      crash after: stopped; again: ReportUninitialized, no write, as undisturbed
     "#);
 }
 
@@ -343,47 +279,10 @@ async fn a_deleted_claim_is_torn_down_under_every_failure() {
       changes -nodeclaims/c, -nodes/x
     again: nothing due, no write, as undisturbed
     PATCH nodeclaims/c
-      written by another: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 2 times; again: nothing due, no write, as undisturbed
-      409: WriteDeadline: error 409; again: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, 6 writes, as undisturbed
       404: WriteDeadline: error 404; again: nothing due, no write, differs: +nodes/x
-      422: WriteDeadline: error 422; again: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, 6 writes, as undisturbed
-      429, Retry-After 2 s, once: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 3 times in 2 s; again: nothing due, no write, as undisturbed
-      504: WriteDeadline: error 504, sent 7 times; again: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, 6 writes, as undisturbed
-      no answer: waits forever; again: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, 6 writes, as undisturbed
-      lost answer: WriteDeadline: error connection reset; again: DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
-      crash before: stopped; again: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, 6 writes, as undisturbed
-      crash after: stopped; again: DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
     DELETE nodes/x
-      written by another: WriteDeadline, DeleteNode, Drain, Terminate, Terminate; again: nothing due, no write, as undisturbed
-      409: WriteDeadline, DeleteNode: error 409; again: DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
-      404: WriteDeadline, DeleteNode, sent 2 times; again: Terminate, Terminate, 2 writes, as undisturbed
-      422: WriteDeadline, DeleteNode: error 422; again: DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
-      429, Retry-After 2 s, once: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
-      504: WriteDeadline, DeleteNode: error 504, sent 7 times; again: DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
-      no answer: waits forever; again: DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
-      lost answer: WriteDeadline, DeleteNode: error connection reset; again: Drain, Terminate, Terminate, 4 writes, as undisturbed
-      crash before: stopped; again: DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
-      crash after: stopped; again: Drain, Terminate, Terminate, 4 writes, as undisturbed
     PATCH nodes/x
-      written by another | 409: WriteDeadline, DeleteNode, Drain: error 409; again: Drain, Terminate, Terminate, 4 writes, as undisturbed
-      404: WriteDeadline, DeleteNode, Drain: error 404; again: Terminate, Terminate, 2 writes, as undisturbed
-      422: WriteDeadline, DeleteNode, Drain: error 422; again: Drain, Terminate, Terminate, 4 writes, as undisturbed
-      429, Retry-After 2 s, once: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 3 times in 2 s; again: nothing due, no write, as undisturbed
-      504: WriteDeadline, DeleteNode, Drain: error 504, sent 7 times; again: Drain, Terminate, Terminate, 4 writes, as undisturbed
-      no answer: waits forever; again: Drain, Terminate, Terminate, 4 writes, as undisturbed
-      lost answer: WriteDeadline, DeleteNode, Drain: error connection reset; again: Terminate, Terminate, 3 writes, as undisturbed
-      crash before: stopped; again: Drain, Terminate, Terminate, 4 writes, as undisturbed
-      crash after: stopped; again: Terminate, Terminate, 3 writes, as undisturbed
     PATCH nodeclaims/c/status
-      written by another: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 2 times; again: nothing due, no write, as undisturbed
-      409: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 5 times; again: nothing due, no write, as undisturbed
-      404: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate; again: nothing due, no write, as undisturbed
-      422: WriteDeadline, DeleteNode, Drain, Terminate, Terminate; again: nothing due, no write, as undisturbed
-      429, Retry-After 2 s, once: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
-      504: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 7 times; again: nothing due, no write, as undisturbed
-      no answer: waits forever; again: Terminate, 2 writes, as undisturbed
-      lost answer: WriteDeadline, DeleteNode, Drain, Terminate, Terminate: error 409; again: Terminate, 1 write, as undisturbed
-      crash before | crash after: stopped; again: Terminate, 2 writes, as undisturbed
     "#);
 }
 
@@ -420,25 +319,7 @@ async fn a_claim_without_provider_id_terminates_what_was_launched_for_it() {
       changes -nodeclaims/c
     again: nothing due, no write, as undisturbed
     PATCH nodeclaims/c/status
-      written by another: Terminate, Terminate, sent 2 times; again: nothing due, no write, as undisturbed
-      409: Terminate, Terminate, sent 5 times; again: nothing due, no write, as undisturbed
-      404: Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate; again: nothing due, no write, as undisturbed
-      422: Terminate, Terminate; again: nothing due, no write, as undisturbed
-      429, Retry-After 2 s, once: Terminate, Terminate, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
-      504: Terminate, Terminate, sent 7 times; again: nothing due, no write, as undisturbed
-      no answer: waits forever; again: Terminate, 1 write, as undisturbed
-      lost answer: Terminate, Terminate: error 409; again: Terminate, 1 write, as undisturbed
-      crash before | crash after: stopped; again: Terminate, 1 write, as undisturbed
     PATCH nodeclaims/c
-      written by another | 409: Terminate, Terminate: error 409; again: Terminate, 1 write, as undisturbed
-      404: Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, sent 19 times; again: nothing due, no write, as undisturbed
-      422: Terminate, Terminate: error 422; again: Terminate, 1 write, as undisturbed
-      429, Retry-After 2 s, once: Terminate, Terminate, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
-      504: Terminate, Terminate: error 504, sent 7 times; again: Terminate, 1 write, as undisturbed
-      no answer: waits forever; again: Terminate, 1 write, as undisturbed
-      lost answer: Terminate, Terminate: error connection reset; again: nothing due, no write, as undisturbed
-      crash before: stopped; again: Terminate, 1 write, as undisturbed
-      crash after: stopped; again: nothing due, no write, as undisturbed
     "#);
 }
 
@@ -457,15 +338,6 @@ async fn a_claim_follows_its_deleted_node_under_every_failure() {
       changes nodeclaims/c (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     again: ok, 1 write, as undisturbed
     DELETE nodeclaims/c
-      written by another: ok; again: ok, 1 write, as undisturbed
-      409: error 409; again: ok, 1 write, as undisturbed
-      404: ok; again: ok, no write, differs: -nodeclaims/c
-      422: error 422; again: ok, 1 write, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 1 write, as undisturbed
-      504: error 504, sent 7 times; again: ok, 1 write, as undisturbed
-      no answer: waits forever; again: ok, 1 write, as undisturbed
-      lost answer: error connection reset; again: ok, 1 write, as undisturbed
-      crash before | crash after: stopped; again: ok, 1 write, as undisturbed
     "#);
 }
 
@@ -486,12 +358,6 @@ async fn a_claim_is_abandoned_under_every_failure() {
       changes nodeclaims/c (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     again: ok, 1 write, as undisturbed
     DELETE nodeclaims/c
-      written by another | 409 | 422 | lost answer: ok; again: ok, 1 write, as undisturbed
-      404: ok; again: ok, no write, differs: -nodeclaims/c
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 1 write, as undisturbed
-      504: ok, sent 7 times; again: ok, 1 write, as undisturbed
-      no answer: waits forever; again: ok, 1 write, as undisturbed
-      crash before | crash after: stopped; again: ok, 1 write, as undisturbed
     "#);
 }
 

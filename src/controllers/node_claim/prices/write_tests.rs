@@ -21,22 +21,6 @@ async fn a_missing_price_is_written_under_every_failure() {
       changes nodeclaims/x (metadata.annotations), nodes/x (metadata.annotations)
     again: last , no write, as undisturbed
     PATCH nodeclaims/x
-      written by another | lost answer: last x; again: last , no write, as undisturbed
-      409 | 422: last x; again: last x, 1 write, as undisturbed
-      404: last x; again: last , no write, differs: -nodeclaims/x
-      429, Retry-After 2 s, once: last x, sent 2 times in 2 s; again: last , no write, as undisturbed
-      504: last x, sent 7 times; again: last x, 1 write, as undisturbed
-      no answer: waits forever; again: last x, 2 writes, as undisturbed
-      crash before: stopped; again: last x, 2 writes, as undisturbed
-      crash after: stopped; again: last x, 1 write, as undisturbed
     PATCH nodes/x
-      written by another | lost answer: last x; again: last , no write, as undisturbed
-      409 | 422: last x; again: last x, 1 write, as undisturbed
-      404: last x; again: last , no write, differs: -nodes/x
-      429, Retry-After 2 s, once: last x, sent 2 times in 2 s; again: last , no write, as undisturbed
-      504: last x, sent 7 times; again: last x, 1 write, as undisturbed
-      no answer: waits forever; again: last x, 1 write, as undisturbed
-      crash before: stopped; again: last x, 1 write, as undisturbed
-      crash after: stopped; again: last , no write, as undisturbed
     "#);
 }

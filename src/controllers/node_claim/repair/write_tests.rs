@@ -44,24 +44,7 @@ async fn an_unhealthy_node_is_removed_under_every_failure() {
       changes nodeclaims/c0 (metadata.annotations metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     again: done, no write, as undisturbed
     PATCH nodeclaims/c0
-      written by another: done; again: done, no write, as undisturbed
-      409 | 422: done; again: done, 2 writes, as undisturbed
-      404: done; again: done, no write, differs: -nodeclaims/c0
-      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 7 times; again: done, 2 writes, as undisturbed
-      no answer: waits forever; again: done, 2 writes, as undisturbed
-      lost answer: done; again: done, 1 write, as undisturbed
-      crash before: stopped; again: done, 2 writes, as undisturbed
-      crash after: stopped; again: done, 1 write, as undisturbed
     DELETE nodeclaims/c0
-      written by another | lost answer: done; again: done, no write, as undisturbed
-      409 | 422: done; again: done, 1 write, as undisturbed
-      404: done; again: done, no write, differs: -nodeclaims/c0
-      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 7 times; again: done, 1 write, as undisturbed
-      no answer: waits forever; again: done, 1 write, as undisturbed
-      crash before: stopped; again: done, 1 write, as undisturbed
-      crash after: stopped; again: done, no write, as undisturbed
     "#);
 }
 

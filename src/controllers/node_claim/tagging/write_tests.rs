@@ -34,23 +34,7 @@ async fn tagged_instances_are_noted_under_every_failure() {
       changes nodeclaims/a (metadata.annotations), nodeclaims/b (metadata.annotations)
     again: 0 due, no write, as undisturbed
     PATCH nodeclaims/a
-      written by another | lost answer: 2 due; again: 0 due, no write, as undisturbed
-      409 | 422: 2 due; again: 1 due, 1 write, as undisturbed
-      404: 2 due; again: 0 due, no write, differs: -nodeclaims/a
-      429, Retry-After 2 s, once: 2 due, sent 2 times in 2 s; again: 0 due, no write, as undisturbed
-      504: 2 due, sent 7 times; again: 1 due, 1 write, as undisturbed
-      no answer: waits forever; again: 2 due, 2 writes, as undisturbed
-      crash before: stopped; again: 2 due, 2 writes, as undisturbed
-      crash after: stopped; again: 1 due, 1 write, as undisturbed
     PATCH nodeclaims/b
-      written by another | lost answer: 2 due; again: 0 due, no write, as undisturbed
-      409 | 422: 2 due; again: 1 due, 1 write, as undisturbed
-      404: 2 due; again: 0 due, no write, differs: -nodeclaims/b
-      429, Retry-After 2 s, once: 2 due, sent 2 times in 2 s; again: 0 due, no write, as undisturbed
-      504: 2 due, sent 7 times; again: 1 due, 1 write, as undisturbed
-      no answer: waits forever; again: 1 due, 1 write, as undisturbed
-      crash before: stopped; again: 1 due, 1 write, as undisturbed
-      crash after: stopped; again: 0 due, no write, as undisturbed
     "#);
 }
 

@@ -35,25 +35,7 @@ async fn a_class_gets_hash_finalizer_and_status_under_every_failure() {
       changes ec2nodeclasses/default (metadata.annotations metadata.finalizers status)
     again: ok, no write, as undisturbed
     PATCH ec2nodeclasses/default
-      written by another | 409: error 409; again: ok, 2 writes, as undisturbed
-      404: error 404; again: no class, no write, differs: -ec2nodeclasses/default
-      422: error 422; again: ok, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: error 504, sent 7 times; again: ok, 2 writes, as undisturbed
-      no answer: waits forever; again: ok, 2 writes, as undisturbed
-      lost answer: error connection reset; again: ok, 1 write, as undisturbed
-      crash before: stopped; again: ok, 2 writes, as undisturbed
-      crash after: stopped; again: ok, 1 write, as undisturbed
     PATCH ec2nodeclasses/default/status
-      written by another | 409: error 409; again: ok, 1 write, as undisturbed
-      404: error 404; again: no class, no write, differs: -ec2nodeclasses/default
-      422: error 422; again: ok, 1 write, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: error 504, sent 7 times; again: ok, 1 write, as undisturbed
-      no answer: waits forever; again: ok, 1 write, as undisturbed
-      lost answer: error connection reset; again: ok, no write, as undisturbed
-      crash before: stopped; again: ok, 1 write, as undisturbed
-      crash after: stopped; again: ok, no write, as undisturbed
     "#);
 }
 
@@ -78,48 +60,9 @@ async fn claims_get_the_new_version_of_the_hash_before_their_class_under_every_f
       changes ec2nodeclasses/default (metadata.annotations status), nodeclaims/a (metadata.annotations), nodeclaims/b (metadata.annotations)
     again: ok, no write, as undisturbed
     PATCH nodeclaims/a
-      written by another: ok; again: ok, no write, as undisturbed
-      409: error 409; again: ok, 4 writes, as undisturbed
-      404: ok; again: ok, no write, differs: -nodeclaims/a
-      422: error 422; again: ok, 4 writes, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: error 504, sent 7 times; again: ok, 4 writes, as undisturbed
-      no answer: waits forever; again: ok, 4 writes, as undisturbed
-      lost answer: error connection reset; again: ok, 3 writes, as undisturbed
-      crash before: stopped; again: ok, 4 writes, as undisturbed
-      crash after: stopped; again: ok, 3 writes, as undisturbed
     PATCH nodeclaims/b
-      written by another: ok; again: ok, no write, as undisturbed
-      409: error 409; again: ok, 3 writes, as undisturbed
-      404: ok; again: ok, no write, differs: -nodeclaims/b
-      422: error 422; again: ok, 3 writes, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: error 504, sent 7 times; again: ok, 3 writes, as undisturbed
-      no answer: waits forever; again: ok, 3 writes, as undisturbed
-      lost answer: error connection reset; again: ok, 2 writes, as undisturbed
-      crash before: stopped; again: ok, 3 writes, as undisturbed
-      crash after: stopped; again: ok, 2 writes, as undisturbed
     PATCH ec2nodeclasses/default
-      written by another: ok; again: ok, no write, as undisturbed
-      409: error 409; again: ok, 2 writes, as undisturbed
-      404: error 404; again: no class, no write, differs: -ec2nodeclasses/default
-      422: error 422; again: ok, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: error 504, sent 7 times; again: ok, 2 writes, as undisturbed
-      no answer: waits forever; again: ok, 2 writes, as undisturbed
-      lost answer: error connection reset; again: ok, 1 write, as undisturbed
-      crash before: stopped; again: ok, 2 writes, as undisturbed
-      crash after: stopped; again: ok, 1 write, as undisturbed
     PATCH ec2nodeclasses/default/status
-      written by another | 409: error 409; again: ok, 1 write, as undisturbed
-      404: error 404; again: no class, no write, differs: -ec2nodeclasses/default
-      422: error 422; again: ok, 1 write, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: error 504, sent 7 times; again: ok, 1 write, as undisturbed
-      no answer: waits forever; again: ok, 1 write, as undisturbed
-      lost answer: error connection reset; again: ok, no write, as undisturbed
-      crash before: stopped; again: ok, 1 write, as undisturbed
-      crash after: stopped; again: ok, no write, as undisturbed
     "#);
 }
 
@@ -135,15 +78,6 @@ async fn a_deleted_class_is_released_under_every_failure() {
       changes ec2nodeclasses/default (metadata.finalizers)
     again: ok, no write, as undisturbed
     PATCH ec2nodeclasses/default
-      written by another | 409: error 409; again: ok, 1 write, as undisturbed
-      404: ok; again: no class, no write, differs: -ec2nodeclasses/default
-      422: error 422; again: ok, 1 write, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: error 504, sent 7 times; again: ok, 1 write, as undisturbed
-      no answer: waits forever; again: ok, 1 write, as undisturbed
-      lost answer: error connection reset; again: ok, no write, as undisturbed
-      crash before: stopped; again: ok, 1 write, as undisturbed
-      crash after: stopped; again: ok, no write, as undisturbed
     "#);
 }
 

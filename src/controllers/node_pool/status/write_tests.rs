@@ -57,37 +57,7 @@ async fn a_pool_gets_hash_and_status_after_its_claims_under_every_failure() {
       changes nodeclaims/c (metadata.annotations), nodepools/p (metadata.annotations status)
     again: ok, no write, as undisturbed
     PATCH nodeclaims/c
-      written by another: ok; again: ok, no write, as undisturbed
-      409: error 409; again: ok, 3 writes, as undisturbed
-      404: ok; again: ok, no write, differs: -nodeclaims/c
-      422: error 422; again: ok, 3 writes, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: error 504, sent 7 times; again: ok, 3 writes, as undisturbed
-      no answer: waits forever; again: ok, 3 writes, as undisturbed
-      lost answer: error connection reset; again: ok, 2 writes, as undisturbed
-      crash before: stopped; again: ok, 3 writes, as undisturbed
-      crash after: stopped; again: ok, 2 writes, as undisturbed
     PATCH nodepools/p
-      written by another: ok; again: ok, no write, as undisturbed
-      409: error 409; again: ok, 2 writes, as undisturbed
-      404: error 404; again: no pool, no write, differs: -nodepools/p
-      422: error 422; again: ok, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: error 504, sent 7 times; again: ok, 2 writes, as undisturbed
-      no answer: waits forever; again: ok, 2 writes, as undisturbed
-      lost answer: error connection reset; again: ok, 1 write, as undisturbed
-      crash before: stopped; again: ok, 2 writes, as undisturbed
-      crash after: stopped; again: ok, 1 write, as undisturbed
     PATCH nodepools/p/status
-      written by another: ok; again: ok, no write, as undisturbed
-      409: error 409; again: ok, 1 write, as undisturbed
-      404: error 404; again: no pool, no write, differs: -nodepools/p
-      422: error 422; again: ok, 1 write, as undisturbed
-      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: error 504, sent 7 times; again: ok, 1 write, as undisturbed
-      no answer: waits forever; again: ok, 1 write, as undisturbed
-      lost answer: error connection reset; again: ok, no write, as undisturbed
-      crash before: stopped; again: ok, 1 write, as undisturbed
-      crash after: stopped; again: ok, no write, as undisturbed
     "#);
 }

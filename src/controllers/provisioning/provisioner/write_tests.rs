@@ -78,14 +78,6 @@ async fn a_plan_is_written_under_every_failure() {
       changes +nodeclaims/p-1, +nodeclaims/p-2
     again: 0 pods, held for {}, no write, as undisturbed
     POST nodeclaims
-      written by another | 404: 2 pods, held for {"n/a", "n/b"}, sent 2 times; again: 0 pods, held for {}, no write, as undisturbed
-      409 | 422: 2 pods, held for {}, sent 2 times; again: 2 pods, held for {"n/a", "n/b"}, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: 2 pods, held for {"n/a", "n/b"}, sent 3 times in 2 s; again: 0 pods, held for {}, no write, as undisturbed
-      504: 2 pods, held for {}, sent 14 times; again: 2 pods, held for {"n/a", "n/b"}, 2 writes, as undisturbed
-      no answer: waits forever, sent 2 times; again: 2 pods, held for {"n/a", "n/b"}, 2 writes, as undisturbed
-      lost answer: 2 pods, held for {"n/a", "n/b"}, sent 3 times; again: 0 pods, held for {}, no write, as undisturbed
-      crash before: stopped, sent 2 times; again: 2 pods, held for {"n/a", "n/b"}, 2 writes, as undisturbed
-      crash after: stopped, sent 2 times; again: 0 pods, held for {}, no write, as undisturbed
     "#);
 }
 
@@ -114,24 +106,10 @@ async fn f12_a_pod_moves_from_one_claims_plan_to_another_under_every_failure() {
       changes nodeclaims/new (metadata.annotations), nodeclaims/old (metadata.annotations)
     again: 0 pods, held for {}, no write, as undisturbed
     PATCH nodeclaims/old
-      written by another | lost answer: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, as undisturbed
       409 | 422: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, differs: nodeclaims/old (metadata.annotations)
-      404: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, differs: -nodeclaims/old
-      429, Retry-After 2 s, once: 1 pods, held for {"n/a"}, sent 2 times in 2 s; again: 0 pods, held for {}, no write, as undisturbed
       504: 1 pods, held for {"n/a"}, sent 7 times; again: 0 pods, held for {}, no write, differs: nodeclaims/old (metadata.annotations)
-      no answer: waits forever; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
-      crash before: stopped; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
-      crash after: stopped; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
     PATCH nodeclaims/new
-      written by another: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, as undisturbed
-      409 | 422: 1 pods, held for {}; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
       404: 1 pods, held for {}; again: 1 pods, held for {"n/a"}, 1 write, differs: +nodeclaims/p-1, -nodeclaims/new
-      429, Retry-After 2 s, once: 1 pods, held for {"n/a"}, sent 2 times in 2 s; again: 0 pods, held for {}, no write, as undisturbed
-      504: 1 pods, held for {}, sent 7 times; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
-      no answer: waits forever; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
-      lost answer: 1 pods, held for {}; again: 0 pods, held for {}, no write, as undisturbed
-      crash before: stopped; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
-      crash after: stopped; again: 0 pods, held for {}, no write, as undisturbed
     "#);
 }
 
@@ -156,23 +134,9 @@ async fn a_reservation_is_given_up_before_a_node_is_purchased_for_the_pod_under_
       changes nodeclaims/old (metadata.annotations), +nodeclaims/p-1
     again: 0 pods, held for {}, no write, as undisturbed
     PATCH nodeclaims/old
-      written by another | lost answer: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, as undisturbed
       409 | 422: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, differs: nodeclaims/old (metadata.annotations)
-      404: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, differs: -nodeclaims/old
-      429, Retry-After 2 s, once: 1 pods, held for {"n/a"}, sent 2 times in 2 s; again: 0 pods, held for {}, no write, as undisturbed
       504: 1 pods, held for {"n/a"}, sent 7 times; again: 0 pods, held for {}, no write, differs: nodeclaims/old (metadata.annotations)
-      no answer: waits forever; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
-      crash before: stopped; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
-      crash after: stopped; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
     POST nodeclaims
-      written by another | 404: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, as undisturbed
-      409 | 422: 1 pods, held for {}; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
-      429, Retry-After 2 s, once: 1 pods, held for {"n/a"}, sent 2 times in 2 s; again: 0 pods, held for {}, no write, as undisturbed
-      504: 1 pods, held for {}, sent 7 times; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
-      no answer: waits forever; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
-      lost answer: 1 pods, held for {"n/a"}, sent 2 times; again: 0 pods, held for {}, no write, as undisturbed
-      crash before: stopped; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
-      crash after: stopped; again: 0 pods, held for {}, no write, as undisturbed
     "#);
 }
 

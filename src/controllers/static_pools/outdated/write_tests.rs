@@ -55,36 +55,22 @@ async fn a_drifted_node_gets_its_replacement_under_every_failure() {
       changes nodeclaims/c (metadata.annotations), +nodeclaims/p-1, nodes/c (metadata.labels spec.taints)
     again: 0 begun, 2 replicas, 3 claims, no write, as undisturbed
     POST nodeclaims
-      written by another | 404: 1 begun, 2 replicas, 3 claims; again: 0 begun, 2 replicas, 3 claims, no write, as undisturbed
-      409 | 422: 0 begun, 2 replicas, 2 claims; again: 1 begun, 2 replicas, 3 claims, 3 writes, as undisturbed
-      429, Retry-After 2 s, once: 1 begun, 2 replicas, 3 claims, sent 2 times in 2 s; again: 0 begun, 2 replicas, 3 claims, no write, as undisturbed
-      504: 0 begun, 2 replicas, 2 claims, sent 7 times; again: 1 begun, 2 replicas, 3 claims, 3 writes, as undisturbed
-      no answer: waits forever; again: 1 begun, 2 replicas, 3 claims, 3 writes, as undisturbed
-      lost answer: 1 begun, 2 replicas, 3 claims, sent 2 times; again: 0 begun, 2 replicas, 3 claims, no write, as undisturbed
-      crash before: stopped; again: 1 begun, 2 replicas, 3 claims, 3 writes, as undisturbed
       crash after: stopped; again: 1 begun, 2 replicas, 4 claims, 4 writes, differs: nodeclaims/c (metadata.annotations), nodeclaims/p-1 (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), +nodeclaims/p-2
     PATCH nodeclaims/c
-      written by another: 1 begun, 2 replicas, 3 claims, sent 2 times; again: 0 begun, 2 replicas, 3 claims, no write, as undisturbed
       409: 1 begun, 3 replicas, 3 claims, sent 8 times; again: 1 begun, 2 replicas, 4 claims, 4 writes, differs: nodeclaims/c (metadata.annotations), nodeclaims/p-1 (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), +nodeclaims/p-2
       404: 1 begun, 2 replicas, 2 claims; again: 1 begun, 2 replicas, 3 claims, 3 writes, differs: nodeclaims/d (metadata.annotations), +nodeclaims/p-2, nodes/c (metadata.labels spec.taints), nodes/d (metadata.labels spec.taints), -nodeclaims/c
       422: 1 begun, 3 replicas, 3 claims; again: 1 begun, 2 replicas, 4 claims, 4 writes, differs: nodeclaims/c (metadata.annotations), nodeclaims/p-1 (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), +nodeclaims/p-2
-      429, Retry-After 2 s, once: 1 begun, 2 replicas, 3 claims, sent 2 times in 2 s; again: 0 begun, 2 replicas, 3 claims, no write, as undisturbed
       504: 1 begun, 3 replicas, 3 claims, sent 7 times; again: 1 begun, 2 replicas, 4 claims, 4 writes, differs: nodeclaims/c (metadata.annotations), nodeclaims/p-1 (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), +nodeclaims/p-2
       no answer: waits forever; again: 1 begun, 2 replicas, 4 claims, 4 writes, differs: nodeclaims/c (metadata.annotations), nodeclaims/p-1 (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), +nodeclaims/p-2
       lost answer: 1 begun, 2 replicas, 3 claims; again: 0 begun, 2 replicas, 3 claims, no write, differs: nodes/c (metadata.labels spec.taints)
       crash before: stopped; again: 1 begun, 2 replicas, 4 claims, 4 writes, differs: nodeclaims/c (metadata.annotations), nodeclaims/p-1 (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), +nodeclaims/p-2
       crash after: stopped; again: 0 begun, 2 replicas, 3 claims, no write, differs: nodes/c (metadata.labels spec.taints)
     PATCH nodes/c
-      written by another: 1 begun, 2 replicas, 3 claims, sent 2 times; again: 0 begun, 2 replicas, 3 claims, no write, as undisturbed
       409: 1 begun, 2 replicas, 3 claims, sent 8 times; again: 0 begun, 2 replicas, 3 claims, no write, differs: nodes/c (metadata.labels spec.taints)
-      404: 1 begun, 2 replicas, 3 claims; again: 0 begun, 2 replicas, 3 claims, no write, differs: -nodes/c
       422: 1 begun, 2 replicas, 3 claims; again: 0 begun, 2 replicas, 3 claims, no write, differs: nodes/c (metadata.labels spec.taints)
-      429, Retry-After 2 s, once: 1 begun, 2 replicas, 3 claims, sent 2 times in 2 s; again: 0 begun, 2 replicas, 3 claims, no write, as undisturbed
       504: 1 begun, 2 replicas, 3 claims, sent 7 times; again: 0 begun, 2 replicas, 3 claims, no write, differs: nodes/c (metadata.labels spec.taints)
       no answer: waits forever; again: 0 begun, 2 replicas, 3 claims, no write, differs: nodes/c (metadata.labels spec.taints)
-      lost answer: 1 begun, 2 replicas, 3 claims; again: 0 begun, 2 replicas, 3 claims, no write, as undisturbed
       crash before: stopped; again: 0 begun, 2 replicas, 3 claims, no write, differs: nodes/c (metadata.labels spec.taints)
-      crash after: stopped; again: 0 begun, 2 replicas, 3 claims, no write, as undisturbed
     "#);
 }
 

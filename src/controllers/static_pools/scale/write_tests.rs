@@ -49,14 +49,6 @@ async fn a_static_pool_grows_under_every_failure() {
       changes +nodeclaims/p-1, +nodeclaims/p-2
     again: done, no write, as undisturbed
     POST nodeclaims
-      written by another | 404: done, sent 2 times; again: done, no write, as undisturbed
-      409 | 422: done, sent 2 times; again: done, 2 writes, as undisturbed
-      429, Retry-After 2 s, once: done, sent 3 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 14 times; again: done, 2 writes, as undisturbed
-      no answer: waits forever, sent 2 times; again: done, 2 writes, as undisturbed
-      lost answer: done, sent 3 times; again: done, no write, as undisturbed
-      crash before: stopped, sent 2 times; again: done, 2 writes, as undisturbed
-      crash after: stopped, sent 2 times; again: done, no write, as undisturbed
     "#);
 }
 
@@ -70,14 +62,6 @@ async fn a_static_pool_shrinks_under_every_failure() {
       changes nodeclaims/c (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     again: done, no write, as undisturbed
     DELETE nodeclaims/c
-      written by another | lost answer: done; again: done, no write, as undisturbed
-      409 | 422: done; again: done, 1 write, as undisturbed
-      404: done; again: done, no write, differs: -nodeclaims/c
-      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 7 times; again: done, 1 write, as undisturbed
-      no answer: waits forever; again: done, 1 write, as undisturbed
-      crash before: stopped; again: done, 1 write, as undisturbed
-      crash after: stopped; again: done, no write, as undisturbed
     "#);
 }
 
