@@ -2,13 +2,11 @@
 
 pub mod ami_family;
 pub mod catalog;
-pub mod draw;
 pub mod ec2;
 pub mod error;
 pub mod interface;
 pub mod kubelet_config;
 pub mod launch;
-pub mod launch_group;
 pub mod message;
 pub mod node_class;
 pub mod offering_state;

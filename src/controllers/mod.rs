@@ -1,5 +1,5 @@
 //! The controllers: each gathers a snapshot of [`crate::state`], calls a pure function that decides what to do, and does it.
-//! Policy belongs in [`crate::decisions`]. Every write may be the last one before a restart: the next pass continues from there.
+//! Policy belongs in [`crate::decisions`]: a file of the same name there decides what the file here carries out. Every write may be the last one before a restart: the next pass continues from there.
 
 pub mod caps;
 pub mod cloud_sync;

@@ -1,6 +1,7 @@
 //! Domain types that carry their units: quantities, resources, requirements, offerings, pod classes, time. No I/O.
 
 pub mod annotations;
+pub mod draw;
 pub mod drift;
 pub mod events;
 pub mod instance;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer};
 
-use crate::cloud::draw::draw_between;
+use crate::model::draw::draw_between;
 use crate::model::units::MicroUsd;
 
 /// Why a spot ratio can't be used.

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::cloud::draw::draw_between;
 use crate::cloud::simulated::config::Timings;
 use crate::cloud::simulated::new_instance::NewInstance;
 use crate::cloud::simulated::node_steps::{NodeAction, next_step};
@@ -16,6 +15,7 @@ use crate::cloud::simulated::state::{EngineState, InstanceRecord, JournalEntry, 
 use crate::cloud::{
     CloudError, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, MessageKind, Override,
 };
+use crate::model::draw::draw_between;
 use crate::model::time::UnixMillis;
 
 /// How long a terminated instance is still described; EC2 documents about an hour.

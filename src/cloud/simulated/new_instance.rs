@@ -3,11 +3,11 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use crate::cloud::draw::{draw, draw_between};
 use crate::cloud::simulated::config::Timings;
 use crate::cloud::simulated::script::Action;
 use crate::cloud::simulated::state::{InstanceRecord, NodeProgress};
 use crate::cloud::{LaunchRequest, Override};
+use crate::model::draw::{draw, draw_between};
 use crate::model::time::UnixMillis;
 
 /// Image of every simulated instance, by which its NodeClaim is recognized.

@@ -14,7 +14,7 @@
 
 use std::time::Duration;
 
-use crate::cloud::draw::draw;
+use crate::model::draw::draw;
 use crate::model::offering::CapacityType;
 
 /// The events of a simulation, in the order of the script.

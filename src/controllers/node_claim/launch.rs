@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use crate::api::conditions::LAUNCHED;
-use crate::api::launch_group::LaunchGroup;
+use crate::api::launch_group::{LaunchGroup, named};
 use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::clock;
 use crate::cloud::{
@@ -22,7 +22,6 @@ use crate::controllers::node_claim::metrics::preset_registered;
 use crate::controllers::node_claim::step_error::StepError;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::drift_hash::DriftHash;
-use crate::decisions::lifecycle::launch_group::named;
 use crate::model::events;
 use crate::model::events::DeclaredEvent;
 use crate::model::labels;

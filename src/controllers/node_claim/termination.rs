@@ -7,13 +7,13 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use crate::api::conditions::Conditions;
+use crate::api::launch_group::left_behind;
 use crate::api::{NodeClaim, conditions};
 use crate::cloud::CloudError;
 use crate::controllers::condition_writer::write_condition;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::{release_claim, release_node};
 use crate::controllers::node_claim::step_error::StepError;
-use crate::decisions::lifecycle::launch_group::left_behind;
 use crate::decisions::lifecycle::queue::Requeue;
 use crate::model::labels;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};

@@ -9,8 +9,8 @@ use futures::{StreamExt, stream};
 use kube::ResourceExt;
 use serde_json::json;
 
+use crate::api::launch_group;
 use crate::clock;
-use crate::cloud::launch_group;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::{Context, ignore_not_found, is_rejection};
 use crate::controllers::node_claim::creation::create_all;

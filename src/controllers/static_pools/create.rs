@@ -6,9 +6,9 @@ use std::sync::Arc;
 use futures::StreamExt;
 use kube::ResourceExt;
 
+use crate::api::launch_group;
 use crate::api::{NodeClaim, NodePool};
 use crate::clock;
-use crate::cloud::launch_group;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::{Context, is_rejection, reference};
 use crate::controllers::node_claim::creation::create_all;

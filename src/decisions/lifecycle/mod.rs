@@ -8,7 +8,6 @@ pub mod expiration;
 pub mod garbage;
 pub mod initialization;
 pub mod instance_checks;
-pub mod launch_group;
 pub mod next_step;
 pub mod node_repair;
 pub mod queue;

@@ -10,7 +10,6 @@ use kube::ResourceExt;
 
 use crate::api::{Ec2NodeClass, NodeClaim, NodeClaimSpec, Requirement};
 use crate::cloud::ami_family::AmiFamily;
-use crate::cloud::draw::draw;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::bootstrap::user_data::ignored_settings;
 use crate::cloud::ec2::launch::context::LaunchContext;
@@ -21,6 +20,7 @@ use crate::cloud::ec2::launch::request::Shapes;
 use crate::cloud::ec2::launch::select::Choice;
 use crate::cloud::ec2::launch::templates::spec::Template;
 use crate::cloud::{LaunchError, LaunchRequest, Verdict};
+use crate::model::draw::draw;
 use crate::model::events;
 use crate::model::events::DeclaredEvent;
 use crate::model::labels;
@@ -91,7 +91,7 @@ impl Outcome {
 
 /// The result of a failed CreateLaunchTemplate call.
 fn template_outcome(error: &ApiError) -> Outcome {
-    if error.message.contains("User data is limited to") {
+    if error.is_user_data_too_long() {
         let text = "the user data is too long for EC2";
         return Outcome::refused(events::USER_DATA_SIZE_LIMIT_EXCEEDED, text, error);
     }
@@ -127,7 +127,7 @@ fn run_outcome(responses: &[Result<(), ApiError>], own_profile: bool) -> Outcome
     let Some(Err(error)) = responses.first() else {
         return Outcome::Transient(Verdict::Unjudged("the class has no subnet for a dry run".into()));
     };
-    if error.code == "InvalidParameterValue" && error.message.contains("Invalid IAM Instance Profile name") {
+    if error.is_unknown_instance_profile() {
         return Outcome::Transient(if own_profile {
             // A new instance profile becomes visible to EC2 after a delay.
             Verdict::Unjudged(error.to_string())
