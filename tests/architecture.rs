@@ -372,6 +372,20 @@ fn short_tests_are_inline_and_long_tests_in_a_tests_file() {
 }
 
 #[test]
+fn codes_and_texts_of_aws_errors_are_compared_in_one_file() {
+    let ec2 = source_root().join("cloud/ec2");
+    let errors = ec2.join("aws/errors.rs");
+    let is_test = |path: &Path| path.components().any(|part| part.as_os_str().to_string_lossy().contains("tests"));
+    let compares = |path: &Path| {
+        let text = fs::read_to_string(path).unwrap();
+        let comparisons = ["error.code ==", "error.code !=", ".message.contains(", ".message.to_lowercase("];
+        comparisons.iter().any(|comparison| text.contains(comparison))
+    };
+    let files = CRATE.files.iter().filter(|path| path.starts_with(&ec2) && !is_test(path) && compares(path));
+    assert_eq!(files.collect::<Vec<_>>(), [&errors]);
+}
+
+#[test]
 fn a_circle_a_wrong_layer_and_a_reexport_are_recognized() {
     let path = |text: &str| text.split("::").map(str::to_owned).collect::<ModulePath>();
     let module = |names: &[&str], reexports: &[(&str, &str)]| Module {

@@ -244,8 +244,10 @@ fn problem_of(
             .or_insert_with(|| Arc::new(raw.with_settings(&settings(class_name), spot)));
         let name = node_pool.metadata.name.clone().unwrap_or_default();
         let (mut used, nodes) = usage.get(&name).cloned().unwrap_or_default();
-        let prices = nodes_of.get(&name).into_iter().flatten().map(|labels| price_of(labels, catalog).0);
-        used.set(labels::USD_PER_HOUR, prices.fold(0, i64::saturating_add));
+        if node_pool.spec.limits.as_ref().is_some_and(|limits| limits.contains_key(labels::USD_PER_HOUR)) {
+            let prices = nodes_of.get(&name).into_iter().flatten().map(|labels| price_of(labels, catalog).0);
+            used.set(labels::USD_PER_HOUR, prices.fold(0, i64::saturating_add));
+        }
         let pool = Pool::new(node_pool, Arc::clone(catalog), used, nodes).map_err(|error| InputError::Object {
             file: file.clone(),
             object: format!("NodePool {name}"),

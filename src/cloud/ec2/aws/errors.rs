@@ -1,4 +1,4 @@
-//! Classification of AWS errors by their code.
+//! What AWS errors mean: their classes by code, and what only a code or a text tells apart. Nothing else compares codes and texts.
 
 use std::error::Error;
 use std::fmt;
@@ -8,6 +8,9 @@ use aws_sdk_ec2::error::{ProvideErrorMetadata, SdkError};
 
 use crate::model::events;
 use crate::model::events::DeclaredEvent;
+
+/// Part of the message about user data that is too long.
+const USER_DATA_LIMIT: &str = "User data is limited to";
 
 /// The meaning of an error to a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +88,16 @@ pub fn class_of(code: &str) -> Class {
     }
 }
 
+/// Whether an offering could not be used because its subnet has no free address.
+pub fn is_out_of_addresses(code: &str) -> bool {
+    code == "InsufficientFreeAddressesInSubnet"
+}
+
+/// Whether an offering could not be used because the spread placement group has as many instances in its zone as it may have.
+pub fn is_full_spread_group(message: &str) -> bool {
+    message.contains("limit of instances in this spread placement group")
+}
+
 /// A call that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
@@ -150,6 +163,40 @@ impl ApiError {
         matches!(self.class, Class::Throttled | Class::Server | Class::NoResponse)
     }
 
+    /// Whether a CreateFleet call is invalid as a whole, by a code that means no capacity in the error of an offering.
+    pub fn is_invalid_fleet(&self) -> bool {
+        self.code == "InvalidFleetConfiguration"
+    }
+
+    /// Whether EC2 has no capacity for any offering of a call: `Unsupported` then means something else.
+    pub fn lacks_all_capacity(&self) -> bool {
+        self.class == Class::Unfulfillable && self.code != "Unsupported"
+    }
+
+    pub fn is_user_data_too_long(&self) -> bool {
+        self.message.contains(USER_DATA_LIMIT)
+    }
+
+    /// Whether EC2 does not know the instance profile of a request, or not yet.
+    pub fn is_unknown_instance_profile(&self) -> bool {
+        self.code == "InvalidParameterValue" && self.message.contains("Invalid IAM Instance Profile name")
+    }
+
+    /// Whether IAM does not know the role of a request.
+    pub fn is_missing_role(&self) -> bool {
+        self.class == Class::NotFound && self.message.to_lowercase().contains("role")
+    }
+
+    /// Whether it is about the launch template that a request names.
+    pub fn is_about_launch_template(&self) -> bool {
+        self.class == Class::LaunchTemplateNotFound || self.message.contains("launch-template/")
+    }
+
+    /// Whether there were too many distinct requests for placement scores within 24 hours.
+    pub fn is_daily_limit(&self) -> bool {
+        self.code == "MaxConfigLimitExceeded"
+    }
+
     /// The event about a launch that failed with it: see [`launch_event`].
     pub fn launch_event(&self) -> &'static DeclaredEvent {
         launch_event(&self.to_string())
@@ -188,7 +235,7 @@ pub fn launch_event(text: &str) -> &'static DeclaredEvent {
     let by_text = [
         ("iamInstanceProfile.name is invalid", events::INSTANCE_PROFILE_NAME_INVALID),
         ("InvalidLaunchTemplateId.NotFound", events::LAUNCH_TEMPLATE_NOT_FOUND),
-        ("User data is limited to", events::USER_DATA_SIZE_LIMIT_EXCEEDED),
+        (USER_DATA_LIMIT, events::USER_DATA_SIZE_LIMIT_EXCEEDED),
         ("InvalidAMIID.Malformed", events::INVALID_AMI_ID),
         ("InvalidAMIID.NotFound", events::AMI_NOT_FOUND),
         ("RequestLimitExceeded", events::REQUEST_LIMIT_EXCEEDED),

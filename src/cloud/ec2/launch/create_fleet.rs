@@ -13,7 +13,7 @@ use aws_sdk_ec2::types::{
 
 use crate::api::launch_group::LaunchGroup;
 use crate::cloud::ec2::aws::errors;
-use crate::cloud::ec2::aws::errors::{Class, class_of};
+use crate::cloud::ec2::aws::errors::{Class, class_of, is_full_spread_group, is_out_of_addresses};
 use crate::cloud::ec2::offerings::unavailable::CapacityScope;
 use crate::cloud::ec2::tags::{CLAIM_TAG, LAUNCH_TAG, tag_specification};
 use crate::cloud::{LaunchError, Override, ReservedIn};
@@ -309,14 +309,13 @@ impl CapacityFeedback {
             CapacityScope::Offering(offering, placement_scope.map(str::to_owned))
         };
         for error in errors {
-            if error.code == "InsufficientFreeAddressesInSubnet"
+            if is_out_of_addresses(&error.code)
                 && let Some(subnet) = &error.subnet
             {
                 mark(CapacityScope::Subnet(subnet.clone()));
                 out.exhausted.insert(subnet.clone());
             }
-            let spread_is_full = placement_scope.is_some()
-                && error.message.contains("limit of instances in this spread placement group");
+            let spread_is_full = placement_scope.is_some() && is_full_spread_group(&error.message);
             if request.reservation.is_some() {
                 // A full spread placement group counts as full, too: the next plan would otherwise be identical. Karpenter leaves the
                 // count unchanged.

@@ -4,7 +4,7 @@ use crate::cloud::ec2::aws::errors;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::launch::context::LaunchContext;
 use crate::cloud::ec2::launch::create_fleet::{CapacityFeedback, FleetResponse};
-use crate::cloud::ec2::launch::errors::{no_response, refused};
+use crate::cloud::ec2::launch::launch_errors::{no_response, refused};
 use crate::cloud::ec2::launch::prepare::PreparedFleet;
 use crate::cloud::{LaunchError, LaunchRequest};
 
@@ -48,8 +48,8 @@ pub async fn create_fleet(context: &LaunchContext, request: &LaunchRequest, prep
             FleetOutcome::Responded(response, feedback)
         }
         Err(error) => match (error.class, &fleet.reservation) {
-            _ if error.code == "InvalidFleetConfiguration" => FleetOutcome::Refused(refused(&error)),
-            (Class::Unfulfillable, None) if error.code != "Unsupported" => {
+            _ if error.is_invalid_fleet() => FleetOutcome::Refused(refused(&error)),
+            (_, None) if error.lacks_all_capacity() => {
                 FleetOutcome::Refused(record_unavailable(context, request, prepared, &error))
             }
             (Class::Unfulfillable, Some(reservation)) => {

@@ -11,7 +11,7 @@ use crate::api::Ec2NodeClass;
 use crate::api::launch_group::LaunchGroup;
 use crate::cloud::ec2::launch::context::LaunchContext;
 use crate::cloud::ec2::launch::create_fleet::{FleetRequest, LaunchedInstance};
-use crate::cloud::ec2::launch::errors::{no_response, refused};
+use crate::cloud::ec2::launch::launch_errors::{no_response, refused};
 use crate::cloud::ec2::launch::request::Shapes;
 use crate::cloud::ec2::launch::select::{Choice, choose, min_values_hold};
 use crate::cloud::ec2::launch::select_reserved::{ReservationQuery, choose_reserved};

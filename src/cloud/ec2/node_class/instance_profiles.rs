@@ -10,10 +10,10 @@ use aws_sdk_iam::types::Tag;
 use kube::{Resource, ResourceExt};
 
 use crate::api::Ec2NodeClass;
-use crate::cloud::draw::draw;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::tags::CLUSTER_TAG;
+use crate::model::draw::draw;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::sync::lock;
@@ -129,8 +129,7 @@ impl InstanceProfiles {
             if let Err(error) = delete(clients, &name).await {
                 tracing::warn!(profile = name, %error, "could not delete instance profile without a role");
             }
-            let lacks_role = error.class == Class::NotFound && error.message.to_lowercase().contains("role");
-            if lacks_role {
+            if error.is_missing_role() {
                 lock(&self.cache).missing_roles.insert(role, (error.clone(), now + MISSING_ROLE_TTL));
             }
             return Err(error);

@@ -21,9 +21,7 @@ use crate::model::time::UnixMillis;
 const ACTION: &str = "ec2:GetSpotPlacementScores";
 /// Interval of requests.
 const PERIOD: Duration = Duration::from_mins(15);
-/// EC2's error code for too many distinct requests within 24 hours.
-const TOO_MANY_REQUESTS: &str = "MaxConfigLimitExceeded";
-/// Wait after [`TOO_MANY_REQUESTS`].
+/// Wait after too many distinct requests.
 const TOO_MANY_REQUESTS_WAIT: Duration = Duration::from_hours(24);
 
 /// Reads the scores of a region's groups, one after the other.
@@ -65,7 +63,7 @@ enum Retry {
 fn retry(error: &ApiError) -> Retry {
     match error.class {
         Class::Unauthorized => Retry::Never,
-        _ if error.code == TOO_MANY_REQUESTS => Retry::After(TOO_MANY_REQUESTS_WAIT),
+        _ if error.is_daily_limit() => Retry::After(TOO_MANY_REQUESTS_WAIT),
         _ => Retry::After(PERIOD),
     }
 }

@@ -109,7 +109,7 @@ async fn run_in(
 /// The finding about a dry-run CreateLaunchTemplate request.
 pub fn of_template(response: Result<(), ApiError>) -> Finding {
     match response {
-        Err(error) if error.message.contains("User data is limited to") => {
+        Err(error) if error.is_user_data_too_long() => {
             Finding::failed(TEMPLATE, brief(&error), "shorten spec.userData".to_owned())
         }
         Err(error) if error.class != Class::DryRunOk => Finding::failed(TEMPLATE, brief(&error), remediation(&error)),
@@ -123,7 +123,7 @@ pub fn of_fleet(response: Result<(), ApiError>, instance_type: &str, with_templa
         Err(error) if error.class != Class::DryRunOk => error,
         _ => return Finding::ok(FLEET, format!("permitted, for {instance_type}")),
     };
-    let about_template = error.class == Class::LaunchTemplateNotFound || error.message.contains("launch-template/");
+    let about_template = error.is_about_launch_template();
     if !with_template && about_template {
         let detail = "not checked: it requires a launch template, and the cluster has none yet".to_owned();
         let help = "run this again when a node class is Ready in the cluster: the controller has created one by then";
