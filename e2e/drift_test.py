@@ -139,7 +139,7 @@ class TestDrift:
         leaving = lambda: service.stowage.metric("stowage_nodes_leaving", 'reason="deleted"')
         service.poll(lambda: leaving() == 1, 20, "the gauge of leaving nodes", leaving)
         began = [line for line in service.stowage.lines(messages.DRAINING) if line["NodeClaim"]["name"] == kept]
-        assert len(began) == 1 and began[0]["node"] == node and began[0]["node_pool"] == space
+        assert len(began) == 1 and (began[0]["Node"]["name"], began[0]["NodePool"]["name"]) == (node, space)
         time.sleep(10)
         assert service.mirror.record.claims_created == bought, "a node was bought for a pod that stays"
         service.api.delete("PodDisruptionBudget", "server", space)
