@@ -32,9 +32,10 @@ ENOUGH = 0.95  # of the expressions with metrics of Karpenter have data
 COUNT = 'non-histogram and non-summary metrics should not have "_count" suffix'
 COMPLAINTS = {
     'karpenter_nodepools_cost_total non-counter metrics should not have "_total" suffix',
-    *(f"karpenter_{name}_count {COUNT}" for name in ("cluster_state_node", "scheduler_ignored_pods", "scheduler_pending_pods_by_effective_zone", "scheduler_unschedulable_pods")),
+    *(f"karpenter_{name}_count {COUNT}" for name in ("cluster_state_node", "scheduler_ignored_pods", "scheduler_unschedulable_pods")),
     *(f"operator_{kind}_status_condition_count {COUNT}" for kind in ("ec2nodeclass", "node", "nodeclaim", "nodepool")),
 }
+WHILE_PODS_WAIT = f"karpenter_scheduler_pending_pods_by_effective_zone_count {COUNT}"
 
 # What Karpenter's users put on dashboards and into alerts, in our own words.
 EXPRESSIONS = {
@@ -234,7 +235,7 @@ class TestPrometheus:
     def test_4_the_text_is_as_prometheus_wants_it(self, service):
         text = service.stowage.probe("/metrics", "metrics")[1]
         status, output = service.prometheus.promtool("check", "metrics", text=first_samples(text))
-        assert (set(output.splitlines()) - {""}, status) == (COMPLAINTS, 3)
+        assert (set(output.splitlines()) - {"", WHILE_PODS_WAIT}) ^ COMPLAINTS == set() and status == 3
 
     def test_5_every_metric_of_the_reference_is_scraped_with_its_type(self, service):
         """Of those of Karpenter's name that a run like this one has."""
@@ -267,7 +268,9 @@ class TestPrometheus:
         assert [rule["name"] for rule in rules if rule["health"] != "ok"] == [] and len(rules) > 30
         print("\n" + "\n".join(f"{rule['state']:>9}  {rule['name']}" for rule in rules), flush=True)
         assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
-        without = [(rule["name"], selector) for rule in rules for selector in selectors(rule["query"]) if not service.prometheus.query(selector)]
+        # On a busy machine a scrape may take longer than its second.
+        has_data = lambda selector: service.prometheus.query(f"last_over_time({selector}[1m])")
+        without = [(rule["name"], selector) for rule in rules for selector in selectors(rule["query"]) if not has_data(selector)]
         assert {selector for _, selector in without} - ONLY_IN_TROUBLE == set()
 
     def test_8_prices_are_on_the_objects_and_savings_are_counted(self, service):
