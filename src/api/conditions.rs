@@ -34,6 +34,13 @@ pub const DETACHMENT_TIMEOUT: &str = "DetachmentTimeout";
 pub const CONSISTENT_STATE_FOUND: &str = "ConsistentStateFound";
 /// Reason of [`CONSISTENT_STATE_FOUND`] when it is False.
 pub const CONSISTENCY_CHECK_FAILED: &str = "ConsistencyCheckFailed";
+/// EC2NodeClass: what its selectors and settings name exists.
+pub const AMIS_READY: &str = "AMIsReady";
+pub const CAPACITY_RESERVATIONS_READY: &str = "CapacityReservationsReady";
+pub const INSTANCE_PROFILE_READY: &str = "InstanceProfileReady";
+pub const PLACEMENT_GROUP_READY: &str = "PlacementGroupReady";
+pub const SECURITY_GROUPS_READY: &str = "SecurityGroupsReady";
+pub const SUBNETS_READY: &str = "SubnetsReady";
 /// NodeClaim: the instance is shutting down.
 pub const INSTANCE_TERMINATING: &str = "InstanceTerminating";
 /// NodeClaim: it no longer matches its NodePool or node class.
@@ -49,14 +56,16 @@ pub const NODE_POOL_DEPENDENTS: &[&str] = &[VALIDATION_SUCCEEDED, NODE_CLASS_REA
 pub const NODE_CLAIM_DEPENDENTS: &[&str] = &[LAUNCHED, REGISTERED, INITIALIZED];
 /// Dependents of Ready of an EC2NodeClass.
 pub const EC2_NODE_CLASS_DEPENDENTS: &[&str] = &[
-    "AMIsReady",
-    "CapacityReservationsReady",
-    "InstanceProfileReady",
-    "PlacementGroupReady",
-    "SecurityGroupsReady",
-    "SubnetsReady",
+    AMIS_READY,
+    CAPACITY_RESERVATIONS_READY,
+    INSTANCE_PROFILE_READY,
+    PLACEMENT_GROUP_READY,
+    SECURITY_GROUPS_READY,
+    SUBNETS_READY,
     VALIDATION_SUCCEEDED,
 ];
+/// Conditions of an EC2NodeClass that its validation waits for.
+pub const BEFORE_VALIDATION: [&str; 4] = [AMIS_READY, INSTANCE_PROFILE_READY, SECURITY_GROUPS_READY, SUBNETS_READY];
 
 /// Maximum length of a message that the API server accepts, in characters.
 const MAX_MESSAGE: usize = 32_768;

@@ -105,7 +105,11 @@ pub struct DesiredStatus {
 /// Whether a condition is True; otherwise the event that reports it, and its message.
 type Evaluation = Result<(), (&'static DeclaredEvent, String)>;
 
-fn validate(pool: &NodePool) -> Evaluation {
+/// The conditions that `Ready` of a NodePool depends on, in the order of [`conditions::NODE_POOL_DEPENDENTS`].
+const DEPENDENTS: [(&str, fn(&ClusterState, &NodePool) -> Evaluation); 2] =
+    [(VALIDATION_SUCCEEDED, validate), (NODE_CLASS_READY, class_readiness)];
+
+fn validate(_: &ClusterState, pool: &NodePool) -> Evaluation {
     let errors = validation::node_pool(&pool.spec);
     if errors.is_empty() {
         return Ok(());
@@ -166,9 +170,8 @@ pub fn desired_status(
     let mut writer = ConditionWriter::for_pool(pool, now);
     let mut conditions = writer.edit();
     let mut failed = Vec::new();
-    for (kind, evaluation) in [(VALIDATION_SUCCEEDED, validate(pool)), (NODE_CLASS_READY, class_readiness(state, pool))]
-    {
-        match evaluation {
+    for (kind, evaluate) in DEPENDENTS {
+        match evaluate(state, pool) {
             Ok(()) => {
                 conditions.set_true(kind);
             }
@@ -224,6 +227,11 @@ mod tests {
         let list = status["conditions"].as_array().unwrap();
         let found = list.iter().find(|condition| condition["type"] == kind).unwrap();
         (found["status"].as_str().unwrap().into(), found["message"].as_str().unwrap().into())
+    }
+
+    #[test]
+    fn every_condition_that_ready_depends_on_is_evaluated() {
+        assert_eq!(DEPENDENTS.map(|(kind, _)| kind), conditions::NODE_POOL_DEPENDENTS);
     }
 
     #[test]

@@ -4,6 +4,10 @@
 use std::time::Duration;
 
 use crate::api::conditions;
+use crate::api::conditions::{
+    AMIS_READY, BEFORE_VALIDATION, CAPACITY_RESERVATIONS_READY, INSTANCE_PROFILE_READY, PLACEMENT_GROUP_READY,
+    SECURITY_GROUPS_READY, SUBNETS_READY,
+};
 use crate::api::node_class::AmiRequirement;
 use crate::api::{Ec2NodeClass, Ec2NodeClassStatus};
 use crate::cloud::Verdict;
@@ -20,16 +24,6 @@ use crate::model::events;
 use crate::model::events::DeclaredEvent;
 use crate::model::time::UnixMillis;
 
-/// Conditions, by the names that [`conditions::EC2_NODE_CLASS_DEPENDENTS`] lists.
-const AMIS: &str = "AMIsReady";
-const RESERVATIONS: &str = "CapacityReservationsReady";
-const PROFILE: &str = "InstanceProfileReady";
-const PLACEMENT: &str = "PlacementGroupReady";
-const SECURITY_GROUPS: &str = "SecurityGroupsReady";
-const SUBNETS: &str = "SubnetsReady";
-
-/// Conditions that validation depends on.
-const BEFORE_VALIDATION: [&str; 4] = [AMIS, PROFILE, SECURITY_GROUPS, SUBNETS];
 /// Wait before the next resolution after an API failed.
 pub const RETRY: Duration = Duration::from_secs(10);
 
@@ -109,12 +103,12 @@ pub fn resolved_status(
     };
     status.capacity_reservations = capacity_reservations::status(found, now);
     let verdicts = vec![
-        (AMIS, amis),
-        (RESERVATIONS, reservations),
-        (PROFILE, profile),
-        (PLACEMENT, placement),
-        (SECURITY_GROUPS, security_groups),
-        (SUBNETS, subnets),
+        (AMIS_READY, amis),
+        (CAPACITY_RESERVATIONS_READY, reservations),
+        (INSTANCE_PROFILE_READY, profile),
+        (PLACEMENT_GROUP_READY, placement),
+        (SECURITY_GROUPS_READY, security_groups),
+        (SUBNETS_READY, subnets),
     ];
     (status, verdicts)
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use kube::ResourceExt;
 
 use crate::api::Ec2NodeClass;
+use crate::api::conditions::BEFORE_VALIDATION;
 use crate::api::node_class::{AmiRequirement, AmiStatus};
 use crate::cloud::Verdict;
 use crate::cloud::ec2::aws::client::Clients;
@@ -27,8 +28,6 @@ use crate::model::time::UnixMillis;
 
 /// A zone with fewer free addresses is a warning.
 const MIN_ADDRESSES: i64 = 32;
-/// Conditions that validation depends on; each has its own finding here.
-const CHECKED_CONDITIONS: [&str; 4] = ["AMIsReady", "InstanceProfileReady", "SecurityGroupsReady", "SubnetsReady"];
 
 /// How nodes of the class get their IAM permissions.
 #[derive(Clone, Debug)]
@@ -288,7 +287,8 @@ pub fn settings(
     let invalid = |reason: &str, message: &str| {
         Finding::failed(check, format!("{reason}: {message}"), "follow the message".to_owned())
     };
-    let ready = CHECKED_CONDITIONS.map(|kind| (kind, Verdict::True));
+    // Each has its own finding.
+    let ready = BEFORE_VALIDATION.map(|kind| (kind, Verdict::True));
     match validate(class, &ready, cidr, kubelet.as_ref().err()) {
         Some(Verdict::False(event, message)) => vec![invalid(event.reason(), &message)],
         Some(Verdict::Unknown(reason, message)) => vec![invalid(reason, &message)],

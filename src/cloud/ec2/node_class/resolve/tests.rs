@@ -43,15 +43,17 @@ fn an_empty_selection_is_false_and_its_list_is_empty() {
         ClassResponses { subnets: Ok(vec![]), security_groups: Ok(vec![]), placement: Some(Ok(None)), ..responses() };
     let (status, verdicts) = resolved_status(&before, nothing, UnixMillis(0));
     assert!(status.subnets.is_empty());
+    let kinds: Vec<&str> = verdicts.iter().map(|(kind, _)| *kind).chain([conditions::VALIDATION_SUCCEEDED]).collect();
+    assert_eq!(kinds, conditions::EC2_NODE_CLASS_DEPENDENTS);
     for (kind, reason) in [
-        (SUBNETS, "SubnetsNotFound"),
-        (SECURITY_GROUPS, "SecurityGroupsNotFound"),
-        (AMIS, "AMINotFound"),
-        (PLACEMENT, "PlacementGroupNotFound"),
+        (SUBNETS_READY, "SubnetsNotFound"),
+        (SECURITY_GROUPS_READY, "SecurityGroupsNotFound"),
+        (AMIS_READY, "AMINotFound"),
+        (PLACEMENT_GROUP_READY, "PlacementGroupNotFound"),
     ] {
         assert!(matches!(verdict(&verdicts, kind), Verdict::False(found, _) if found.reason() == reason), "{kind}");
     }
-    assert_eq!(verdict(&verdicts, PROFILE), &Verdict::True);
+    assert_eq!(verdict(&verdicts, INSTANCE_PROFILE_READY), &Verdict::True);
     assert_eq!(status.instance_profile.as_deref(), Some("profile"));
 }
 
@@ -71,10 +73,13 @@ fn a_failed_api_keeps_its_part_of_the_status() {
     };
     let (status, verdicts) = resolved_status(&before, failed, UnixMillis(0));
     assert_eq!((status.subnets.len(), status.instance_profile.as_deref()), (1, Some("old")));
-    for kind in [SUBNETS, PROFILE, AMIS] {
+    for kind in [SUBNETS_READY, INSTANCE_PROFILE_READY, AMIS_READY] {
         assert!(matches!(verdict(&verdicts, kind), Verdict::Unjudged(_)), "{kind}");
     }
-    assert!(matches!(verdict(&verdicts, PLACEMENT), Verdict::False(events::PLACEMENT_GROUP_RESOLUTION_FAILED, _)));
+    assert!(matches!(
+        verdict(&verdicts, PLACEMENT_GROUP_READY),
+        Verdict::False(events::PLACEMENT_GROUP_RESOLUTION_FAILED, _)
+    ));
 }
 
 #[test]
@@ -82,27 +87,33 @@ fn unreadable_reservations_are_reported_and_do_not_block_the_class() {
     let known = reservation("cr-1", "capacity-block", Some(UnixMillis(41 * 60_000)));
     let before = Ec2NodeClassStatus { capacity_reservations: vec![known.clone()], ..Ec2NodeClassStatus::default() };
     let (status, verdicts) = resolved_status(&before, responses(), UnixMillis(0));
-    assert_eq!(verdict(&verdicts, RESERVATIONS), &Verdict::True, "without terms");
+    assert_eq!(verdict(&verdicts, CAPACITY_RESERVATIONS_READY), &Verdict::True, "without terms");
     assert!(status.capacity_reservations.is_empty());
     let none = ClassResponses { reservations: Some(Ok(vec![])), ..responses() };
     let (status, verdicts) = resolved_status(&before, none, UnixMillis(0));
-    assert_eq!((verdict(&verdicts, RESERVATIONS), status.capacity_reservations.len()), (&Verdict::True, 0));
+    assert_eq!(
+        (verdict(&verdicts, CAPACITY_RESERVATIONS_READY), status.capacity_reservations.len()),
+        (&Verdict::True, 0)
+    );
     let found = capacity_reservations::DescribedReservation { status: known, available: 1 };
     let (status, verdicts) = resolved_status(
         &Ec2NodeClassStatus::default(),
         ClassResponses { reservations: Some(Ok(vec![found])), ..responses() },
         UnixMillis(0),
     );
-    assert_eq!((verdict(&verdicts, RESERVATIONS), &status), (&Verdict::True, &with(&status, &before)));
+    assert_eq!((verdict(&verdicts, CAPACITY_RESERVATIONS_READY), &status), (&Verdict::True, &with(&status, &before)));
     let failed = || ClassResponses { reservations: Some(Err(throttled())), ..responses() };
     let (status, verdicts) = resolved_status(&before, failed(), UnixMillis(0));
     assert_eq!(status.capacity_reservations, before.capacity_reservations);
-    assert!(matches!(verdict(&verdicts, RESERVATIONS), Verdict::Degraded(events::CAPACITY_RESERVATIONS_UNREADABLE, _)));
+    assert!(matches!(
+        verdict(&verdicts, CAPACITY_RESERVATIONS_READY),
+        Verdict::Degraded(events::CAPACITY_RESERVATIONS_UNREADABLE, _)
+    ));
     let (status, _) = resolved_status(&before, failed(), UnixMillis(60_000));
     assert_eq!(status.capacity_reservations[0].state, "expiring", "time passes without the API");
     let (status, verdicts) = resolved_status(&Ec2NodeClassStatus::default(), failed(), UnixMillis(0));
     assert!(status.capacity_reservations.is_empty());
-    let Verdict::Degraded(_, message) = verdict(&verdicts, RESERVATIONS) else { panic!("reported") };
+    let Verdict::Degraded(_, message) = verdict(&verdicts, CAPACITY_RESERVATIONS_READY) else { panic!("reported") };
     assert!(message.contains("none is used") && message.contains("RequestLimitExceeded"), "{message}");
 }
 
@@ -119,7 +130,7 @@ fn c29_an_alias_without_images_for_the_version_is_reported() {
         ClassResponses { images: Err(error.into()), ..responses() },
         UnixMillis(0),
     );
-    assert!(matches!(verdict(&verdicts, AMIS), Verdict::False(events::UNSUPPORTED_ALIAS, _)));
+    assert!(matches!(verdict(&verdicts, AMIS_READY), Verdict::False(events::UNSUPPORTED_ALIAS, _)));
 }
 
 fn all_true() -> Vec<(&'static str, Verdict)> {
