@@ -90,9 +90,11 @@ impl InstanceTypes {
     /// The hourly price of a claim's node as a NodePool's limit counts it. Before the launch it is the maximum over the offerings that the claim may
     /// be launched as. Of an offering that the catalog does not have, it is the price that the claim was annotated with.
     fn limited_price(&self, claim: &NodeClaim) -> MicroUsd {
-        let planned = Some(self.price(claim)).filter(|price| price.0 > 0);
+        let is_launched = claim.labels().contains_key(labels::INSTANCE_TYPE);
+        let highest = if is_launched { None } else { highest_price(claim, self.alternatives(claim)) };
+        let known = Some(self.price(claim)).filter(|price| price.0 > 0);
         let annotated = || MicroUsd::from_usd(claim.annotations().get(labels::USD_PER_HOUR)?.parse().ok()?);
-        highest_price(claim, self.alternatives(claim)).max(planned).or_else(annotated).unwrap_or_default()
+        highest.max(known).or_else(annotated).unwrap_or_default()
     }
 
     /// The hourly price of a NodePool's nodes, leaving ones excluded, of those whose claims `counts` admits. `None` where the NodePool does not

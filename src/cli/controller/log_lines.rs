@@ -109,30 +109,14 @@ impl Visit for Fields {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
     use futures::FutureExt;
     use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
     use super::*;
+    use crate::cli::controller::logging::tests::Lines;
     use crate::sync::heartbeat::Heartbeats;
-    use crate::sync::lock;
-
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            lock(&self.0).extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
 
     /// The lines that `log` writes, each without its time.
     fn lines(log: impl FnOnce()) -> Vec<String> {
@@ -140,7 +124,7 @@ mod tests {
         let output = written.clone();
         let logs = tracing_subscriber::fmt().event_format(JsonLines).with_writer(move || output.clone()).finish();
         tracing::subscriber::with_default(logs, log);
-        let text = String::from_utf8(std::mem::take(&mut *lock(&written.0))).unwrap();
+        let text = written.take();
         let without_time = |line: &str| {
             let mut object: Map<String, Value> = serde_json::from_str(line).unwrap();
             let time = object.remove("time").unwrap();

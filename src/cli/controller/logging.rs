@@ -99,13 +99,21 @@ fn filter(level: LogLevel) -> EnvFilter {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
 
     use super::*;
 
+    /// What a log under test has written. Clones share it.
     #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
+    pub struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Lines {
+        /// The text since the last call.
+        pub fn take(&self) -> String {
+            String::from_utf8(std::mem::take(&mut *lock(&self.0))).unwrap()
+        }
+    }
 
     impl io::Write for Lines {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -127,7 +135,7 @@ mod tests {
         let handle = logs.reload_handle();
         let reload: Reload = Box::new(move |filter| handle.reload(filter));
         let control = LogControl { setting: LogLevel::Error, reload, last: Mutex::default() };
-        let take = || String::from_utf8(std::mem::take(&mut *lock(&lines.0))).unwrap();
+        let take = || lines.take();
         let logged = || {
             tracing::debug!("a detail");
             tracing::info!("an action");

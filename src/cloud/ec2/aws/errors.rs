@@ -1,4 +1,4 @@
-//! What AWS errors mean: their classes by code, and what only a code or a text tells apart. Nothing else compares codes and texts.
+//! What AWS errors mean: their classes by code, and what only a code or a text distinguishes. Nothing else compares codes and texts.
 
 use std::error::Error;
 use std::fmt;
