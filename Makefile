@@ -54,14 +54,14 @@ soak: build tools moto ## The suites of the whole service with 500 pods of each 
 	STOWAGE_SOAK=1 $(call pytest,e2e)
 
 soak-memory: checkout ## A million pods through the state: memory stays flat
-	cargo test --release --locked --lib -- --ignored --nocapture memory_stays_flat
+	cargo test --release --locked --package stowage --lib -- --ignored --nocapture memory_stays_flat
 
 test-without-service: build tools moto ## Suites that do not need the running service, in one control plane
 	$(call pytest,control_plane kubelets scenarios replay)
 
 # Tests know the folder that they were built in. Cargo doesn't see that another checkout built them in the same cache.
 checkout:
-	@mkdir -p $(CARGO_TARGET_DIR) && echo $(CURDIR) | cmp -s - $(CARGO_TARGET_DIR)/checkout || touch src/lib.rs tests/*.rs
+	@mkdir -p $(CARGO_TARGET_DIR) && echo $(CURDIR) | cmp -s - $(CARGO_TARGET_DIR)/checkout || touch src/lib.rs src/*/lib.rs tests/*.rs
 	@echo $(CURDIR) > $(CARGO_TARGET_DIR)/checkout
 
 build: checkout ## The binary
@@ -108,7 +108,7 @@ test-policies: moto ## The AWS policies of docs/aws against the calls of the cod
 	$(call pytest,policies recording messages image second_attempt)
 
 fuzz: checkout ## Ten million executions of the fuzz targets in the release build, with overflow checks (STOWAGE_FUZZ_SEED=N for other ones)
-	STOWAGE_FUZZ_EXECUTIONS=$${STOWAGE_FUZZ_EXECUTIONS:-1650000} cargo test --release --locked --quiet --lib -- test_support::fuzz --nocapture
+	STOWAGE_FUZZ_EXECUTIONS=$${STOWAGE_FUZZ_EXECUTIONS:-1650000} cargo test --release --locked --quiet --package stowage --lib -- test_support::fuzz --nocapture
 
 test-rust: checkout ## Unit, property and wire tests
 	nice cargo test --locked --quiet
@@ -226,7 +226,7 @@ reference: ## Regenerate the pages of docs/reference that are rendered from the 
 	STOWAGE_REGENERATE=1 cargo test --locked --quiet --test reference_pages
 
 crds: ## Regenerate crds/ from src/api, and the copies of it
-	STOWAGE_REGENERATE=1 cargo test --locked --quiet --lib api::crds
+	STOWAGE_REGENERATE=1 cargo test --locked --quiet --package stowage-api --lib crds
 	charts/sync-crds
 	webhook-config/generate
 

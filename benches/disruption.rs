@@ -13,9 +13,13 @@ use fastrand::Rng;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stowage::parts::{
-    ClusterState, Consolidation, Decision, DerivedState, Effort, InstanceType, InstanceTypes, Memory, ReadyPool,
-    Request, Resources, Settings, Simulator, SnapshotRequest, SpotPricing, UnixMillis, embedded, plan,
+    ClusterState, Consolidation, Decision, DerivedState, InstanceTypes, Memory, ReadyPool, Request, Simulator,
+    SnapshotRequest, SpotPricing, embedded,
 };
+use stowage_model::offering::InstanceType;
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
+use stowage_planner::{Effort, PlanSettings, plan};
 
 const NOW: UnixMillis = UnixMillis(1_800_000_000_000);
 const DEFAULT_PAYBACK: &str = "1h";
@@ -105,7 +109,7 @@ impl Cluster {
     }
 
     /// Removes nodes. Their pods go where the planner places them.
-    fn remove(&mut self, claims: &[String], derived: &DerivedState, request: (&Settings, UnixMillis)) {
+    fn remove(&mut self, claims: &[String], derived: &DerivedState, request: (&PlanSettings, UnixMillis)) {
         let mut moved: BTreeMap<String, usize> = BTreeMap::new();
         for claim in claims {
             for (pod, app) in self.nodes.remove(claim).unwrap_or_default() {
@@ -197,14 +201,14 @@ struct Bench {
     cluster: Cluster,
     derived: DerivedState,
     memory: Memory,
-    settings: Settings,
+    settings: PlanSettings,
     types: InstanceTypes,
     now: UnixMillis,
 }
 
 impl Bench {
     fn new(cluster: Cluster) -> Self {
-        let (derived, memory, settings) = (DerivedState::default(), Memory::default(), Settings::default());
+        let (derived, memory, settings) = (DerivedState::default(), Memory::default(), PlanSettings::default());
         let types = InstanceTypes::new(&cluster.pools);
         Self { cluster, derived, memory, settings, types, now: NOW }
     }

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use stowage::parts::{
-    ClusterState, DerivedState, ReadyPool, Settings, SnapshotRequest, SpotPricing, UnixMillis, embedded, plan,
-};
+use stowage::parts::{ClusterState, DerivedState, ReadyPool, SnapshotRequest, SpotPricing, embedded};
+use stowage_model::time::UnixMillis;
+use stowage_planner::{PlanSettings, plan};
 
 const NODES: usize = 5_000;
 const PODS_PER_NODE: usize = 10;
@@ -94,7 +94,7 @@ fn main() {
         ("10,000 pods, no room", "", 10_000, json!({})),
     ] {
         let mut state = cluster(room);
-        let (derived, settings) = (DerivedState::default(), Settings::default());
+        let (derived, settings) = (DerivedState::default(), PlanSettings::default());
         let (mut took, mut solved, mut first) = (Vec::new(), Vec::new(), 0.0);
         for run in 0..RUNS {
             for at in 0..count {

@@ -12,10 +12,13 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stowage::parts::{
-    Cluster, ClusterState, DerivedState, FilterArgs, Hold, Millicores, NodeRoom, PART_NAMES, PureParts, ReadyPool,
-    Resources, Settings, SnapshotRequest, SpotPricing, UnixMillis, View, ViewInput, condition_series, embedded, filter,
-    node_series, pod_series, prioritize,
+    Cluster, ClusterState, DerivedState, FilterArgs, Hold, NodeRoom, PART_NAMES, PureParts, ReadyPool, SnapshotRequest,
+    SpotPricing, View, ViewInput, condition_series, embedded, filter, node_series, pod_series, prioritize,
 };
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::Millicores;
+use stowage_planner::PlanSettings;
 
 const PODS_PER_NODE: usize = 10;
 /// Events in a second under churn; the loops with the shortest period run once per [`TICK`].
@@ -170,7 +173,7 @@ fn main() {
     let catalog = Arc::new(embedded().for_node_class(None, SpotPricing::ratio(0.35).expect("a ratio below 1")));
     let pools: Vec<_> =
         (0..10).map(|at| ReadyPool { pool: Arc::new(read(pool(at))), catalog: Arc::clone(&catalog) }).collect();
-    let (derived, settings) = (DerivedState::default(), Settings::default());
+    let (derived, settings) = (DerivedState::default(), PlanSettings::default());
     let snapshot = |state: &ClusterState| {
         let clock = Instant::now();
         drop(derived.snapshot(state, SnapshotRequest { pools: &pools, settings: &settings, now }));

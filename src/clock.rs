@@ -8,8 +8,8 @@ use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use stowage_model::time::UnixMillis;
 
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// A difference to the API server's clock up to this is not corrected: its `Date` has whole seconds, and the response takes time.

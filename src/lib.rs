@@ -1,30 +1,29 @@
 //! Stowage plans where every pod goes, buys exactly the EC2 nodes that plan needs, and makes kube-scheduler follow it.
 //!
-//! Imports point downwards only; `tests/architecture.rs` enforces the layers, and that no two modules import each other.
+//! Imports point downwards only. The lowest layers are crates of their own, in folders of `src/`; `tests/architecture.rs` enforces
+//! the layers of this crate, and that no two modules import each other.
 //!
-//! | layer | modules |
+//! | layer | crates and modules |
 //! |---|---|
 //! | assembly | [`cli`] |
 //! | I/O | [`controllers`], [`server`] |
 //! | cloud, decisions | [`cloud`], [`decisions`] |
 //! | watched state | [`state`] |
-//! | pure verdicts | [`planner`], [`webhook`], [`extender`] |
-//! | Kubernetes objects | [`api`] |
-//! | domain types | [`model`] |
+//! | pure verdicts | [`stowage_planner`], [`webhook`], [`extender`] |
+//! | Kubernetes objects | [`stowage_api`] |
+//! | domain types | [`stowage_model`] |
 //!
-//! Only [`cli`] and [`parts`] are public; everything else is private, so that the compiler finds unused code.
+//! Only [`cli`] and [`parts`] are public; everything else is private, so that the compiler finds unused code. In the other crates,
+//! `tests/architecture.rs` does.
 //!
 //! [`telemetry`] and [`clock`] may be used by `cli`, `controllers`, `server` and `cloud` only; [`sync`] by all.
 
-mod api;
 pub mod cli;
 mod clock;
 mod cloud;
 mod controllers;
 mod decisions;
 mod extender;
-mod model;
-mod planner;
 mod server;
 mod state;
 mod sync;
@@ -36,6 +35,7 @@ mod webhook;
 /// What the integration tests and benches of this package use.
 #[doc(hidden)]
 pub mod parts {
+
     pub use crate::clock::now;
     pub use crate::cloud::catalog::{SpotPricing, embedded};
     pub use crate::controllers::condition_metrics::text as condition_series;
@@ -46,15 +46,6 @@ pub mod parts {
     pub use crate::decisions::disruption::consolidation::{Consolidation, Decision, Memory, Request};
     pub use crate::decisions::disruption::simulate::Simulator;
     pub use crate::extender::{FilterArgs, Hold, NodeRoom, View, ViewInput, filter, prioritize};
-    // Not the constants: the compiler reports a constant that no code emits.
-    pub use crate::model::events::{ALL as EVENTS, EventType, InKarpenter, Topic};
-    pub use crate::model::offering::InstanceType;
-    pub use crate::model::resources::Resources;
-    pub use crate::model::time::UnixMillis;
-    pub use crate::model::units::Millicores;
-    pub use crate::model::{annotations, labels};
-    pub use crate::planner::input::settings::Settings;
-    pub use crate::planner::{Effort, plan};
     pub use crate::server::{AppState, BoundAddrs, Bounds, Limits, Server, ServerConfig, ServerError, Shutdown};
     pub use crate::state::instance_types::{InstanceTypes, ReadyPool};
     pub use crate::state::snapshot::SnapshotRequest;

@@ -1,5 +1,6 @@
-//! The structure of `src/`: every file is a module, imports point to lower layers only, no modules import each other in a circle, and
-//! tests are in the files that CONTRIBUTING.md names. The sources are parsed, not searched as text.
+//! The structure of `src/`: every file is a module, imports point to lower layers only, no modules import each other in a circle, tests
+//! are in the files that CONTRIBUTING.md names, and the member crates export nothing that is not used. The sources are parsed, not
+//! searched as text.
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,6 +11,8 @@ use std::sync::LazyLock;
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
+/// The crates in folders of `src/`, each named `stowage_FOLDER`. Here each is the module FOLDER of one tree.
+const MEMBERS: [&str; 3] = ["model", "api", "planner"];
 /// Layers of `src/lib.rs`, lowest first. A module may import modules of lower layers, and of its own folder.
 const LAYERS: [&[&str]; 7] = [
     &["model", "sync"],
@@ -34,6 +37,10 @@ struct Module {
     names: BTreeSet<ModulePath>,
     /// `pub use`: the exported name and the absolute path of the item.
     reexports: BTreeMap<String, ModulePath>,
+    /// How often each identifier occurs in non-test code, imports left out.
+    identifiers: BTreeMap<String, usize>,
+    /// Names of the public constants, functions and types among them, once per definition.
+    public: Vec<String>,
 }
 
 struct Crate {
@@ -67,6 +74,9 @@ impl Crate {
             long_inline_tests: Vec::new(),
         };
         found.read_file(&source_root().join("lib.rs"), Vec::new(), false);
+        for member in MEMBERS {
+            found.read_file(&source_root().join(member).join("lib.rs"), vec![member.to_owned()], false);
+        }
         found
     }
 
@@ -170,13 +180,14 @@ struct Names {
 }
 
 impl Names {
-    /// The absolute path of a path that starts with `crate`, `self` or `super`.
+    /// The absolute path of a path that starts with a member crate, `crate`, `self` or `super`.
     fn absolute(&self, segments: &[String]) -> Option<ModulePath> {
         let mut rest = segments;
+        let own = self.module.first().filter(|first| MEMBERS.contains(&first.as_str()));
         let mut path = match segments.first()?.as_str() {
-            "crate" => Vec::new(),
+            "crate" => own.cloned().into_iter().collect(),
             "self" | "super" => self.module.clone(),
-            _ => return None,
+            other => vec![member(other)?.to_owned()],
         };
         if rest[0] != "super" {
             rest = &rest[1..];
@@ -211,19 +222,42 @@ impl Names {
         }
     }
 
+    fn count(&mut self, ident: &proc_macro2::Ident) {
+        *self.found.identifiers.entry(ident.to_string()).or_default() += 1;
+    }
+
+    fn define(&mut self, visibility: &syn::Visibility, ident: &syn::Ident) {
+        if matches!(visibility, syn::Visibility::Public(_)) {
+            self.found.public.push(ident.to_string());
+        }
+    }
+
+    /// The constants of the macro `events!`: `NAME = …;`.
+    fn declared_events(&mut self, tokens: TokenStream) {
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        for pair in tokens.windows(2) {
+            if let [TokenTree::Ident(name), TokenTree::Punct(equals)] = pair
+                && equals.as_char() == '='
+            {
+                self.found.public.push(name.to_string());
+            }
+        }
+    }
+
     fn tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let mut at = 0;
         while at < tokens.len() {
             match &tokens[at] {
                 TokenTree::Group(group) => self.tokens(group.stream()),
-                TokenTree::Ident(first) if ["crate", "self", "super"].contains(&first.to_string().as_str()) => {
+                TokenTree::Ident(first) if starts_path(&first.to_string()) => {
                     let mut path = vec![first.to_string()];
                     while let [TokenTree::Punct(a), TokenTree::Punct(b), TokenTree::Ident(next), ..] = &tokens[at + 1..]
                     {
                         if a.as_char() != ':' || b.as_char() != ':' {
                             break;
                         }
+                        self.count(next);
                         path.push(next.to_string());
                         at += 3;
                     }
@@ -231,7 +265,13 @@ impl Names {
                         self.found.names.extend(self.absolute(&path));
                     }
                 }
-                _ => {}
+                TokenTree::Ident(ident) => self.count(ident),
+                TokenTree::Literal(literal) if !literal.to_string().contains(' ') => {
+                    for word in literal.to_string().split(|c: char| !c.is_alphanumeric() && c != '_') {
+                        *self.found.identifiers.entry(word.to_owned()).or_default() += 1;
+                    }
+                }
+                TokenTree::Punct(_) | TokenTree::Literal(_) => {}
             }
             at += 1;
         }
@@ -260,16 +300,90 @@ impl<'ast> Visit<'ast> for Names {
         visit::visit_path(self, path);
     }
 
+    fn visit_ident(&mut self, ident: &'ast syn::Ident) {
+        self.count(ident);
+    }
+
+    /// Attributes name functions and types, also in texts: `skip_serializing_if = "is_absent"`.
+    fn visit_attribute(&mut self, attribute: &'ast syn::Attribute) {
+        if let syn::Meta::List(list) = &attribute.meta {
+            self.tokens(list.tokens.clone());
+        }
+    }
+
+    fn visit_item_const(&mut self, item: &'ast syn::ItemConst) {
+        self.define(&item.vis, &item.ident);
+        visit::visit_item_const(self, item);
+    }
+
+    fn visit_item_enum(&mut self, item: &'ast syn::ItemEnum) {
+        self.define(&item.vis, &item.ident);
+        visit::visit_item_enum(self, item);
+    }
+
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        self.define(&item.vis, &item.sig.ident);
+        visit::visit_item_fn(self, item);
+    }
+
+    fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
+        self.define(&item.vis, &item.ident);
+        visit::visit_item_struct(self, item);
+    }
+
+    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
+        self.define(&item.vis, &item.ident);
+        visit::visit_item_trait(self, item);
+    }
+
+    fn visit_item_type(&mut self, item: &'ast syn::ItemType) {
+        self.define(&item.vis, &item.ident);
+        visit::visit_item_type(self, item);
+    }
+
     fn visit_macro(&mut self, item: &'ast syn::Macro) {
+        if item.path.is_ident("events") {
+            self.declared_events(item.tokens.clone());
+        }
         self.tokens(item.tokens.clone());
         visit::visit_macro(self, item);
     }
 
     fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
         if !is_test(&item.attrs) {
+            self.define(&item.vis, &item.sig.ident);
             visit::visit_impl_item_fn(self, item);
         }
     }
+}
+
+/// The folder of a member crate.
+fn member(name: &str) -> Option<&str> {
+    name.strip_prefix("stowage_").filter(|folder| MEMBERS.contains(folder))
+}
+
+fn starts_path(name: &str) -> bool {
+    ["crate", "self", "super"].contains(&name) || member(name).is_some()
+}
+
+/// The public names of member crates that occur nowhere but in their own definitions. A name that also means something else is not
+/// found.
+fn unused<'a>(modules: impl Iterator<Item = (&'a ModulePath, &'a Module)> + Clone) -> Vec<String> {
+    let (mut occurrences, mut definitions) = (BTreeMap::<&str, usize>::new(), BTreeMap::<&str, usize>::new());
+    for (_, module) in modules.clone() {
+        for (name, count) in &module.identifiers {
+            *occurrences.entry(name).or_default() += count;
+        }
+        for name in &module.public {
+            *definitions.entry(name).or_default() += 1;
+        }
+    }
+    let of_members = modules.filter(|(path, _)| path.first().is_some_and(|first| MEMBERS.contains(&first.as_str())));
+    of_members
+        .flat_map(|(path, module)| module.public.iter().map(move |name| (path, name)))
+        .filter(|(_, name)| occurrences.get(name.as_str()) <= definitions.get(name.as_str()))
+        .map(|(path, name)| format!("{}::{name}", path.join("::")))
+        .collect()
 }
 
 fn layer(module: &str) -> Option<usize> {
@@ -365,6 +479,24 @@ fn no_modules_import_each_other_in_a_circle() {
     assert!(circles.is_empty(), "{circles:#?}");
 }
 
+/// What the compiler finds inside one crate. `tests/` and `benches/` are users, too.
+#[test]
+fn every_public_item_of_a_member_crate_is_used() {
+    let mut users = Names { module: vec!["parts".into()], found: Module::default() };
+    let package = source_root().parent().unwrap().to_path_buf();
+    for folder in ["tests", "benches"] {
+        for entry in fs::read_dir(package.join(folder)).unwrap() {
+            let file = entry.unwrap().path();
+            if file.extension().is_some_and(|extension| extension == "rs") {
+                users.visit_file(&syn::parse_file(&fs::read_to_string(file).unwrap()).unwrap());
+            }
+        }
+    }
+    let own = vec!["parts".to_owned()];
+    let unused = unused(CRATE.modules.iter().chain([(&own, &users.found)]));
+    assert!(unused.is_empty(), "delete {unused:#?}");
+}
+
 #[test]
 fn short_tests_are_inline_and_long_tests_in_a_tests_file() {
     assert!(CRATE.attributes_with_path.is_empty(), "#[path] in {:#?}", CRATE.attributes_with_path);
@@ -391,6 +523,7 @@ fn a_circle_a_wrong_layer_and_a_reexport_are_recognized() {
     let module = |names: &[&str], reexports: &[(&str, &str)]| Module {
         names: names.iter().map(|name| path(name)).collect(),
         reexports: reexports.iter().map(|(name, target)| ((*name).to_owned(), path(target))).collect(),
+        ..Module::default()
     };
     let read = Crate {
         modules: BTreeMap::from([
@@ -409,4 +542,20 @@ fn a_circle_a_wrong_layer_and_a_reexport_are_recognized() {
     assert_eq!(circles(&imports), [["a", "b", "c"]]);
     assert!(may_import("controllers", "model") && may_import("cloud", "telemetry"));
     assert!(!may_import("model", "api") && !may_import("planner", "clock") && !may_import("planner", "webhook"));
+}
+
+#[test]
+fn an_unused_public_item_is_recognized() {
+    let read = |path: &str, text: &str| {
+        let mut names = Names { module: vec![path.to_owned()], found: Module::default() };
+        names.visit_file(&syn::parse_str(text).unwrap());
+        (names.module, names.found)
+    };
+    let model = "pub const USED: u8 = 1; pub const IMPORTED: u8 = 2; fn own() {} pub fn called() {} pub struct Named;
+        events! { EMITTED = \"A\"; SILENT = \"B\"; }";
+    let user =
+        "use stowage_model::{IMPORTED, USED}; fn f() { called(); emit!(EMITTED, USED); let n: Option<Named> = None; }";
+    let modules = [read("model", model), read("cloud", user)];
+    let found = unused(modules.iter().map(|(path, module)| (path, module)));
+    assert_eq!(found, ["model::IMPORTED", "model::SILENT"]);
 }

@@ -9,13 +9,12 @@ use std::time::Duration;
 use axum::body::Bytes;
 use futures::{StreamExt, stream};
 use serde_json::json;
-use stowage::parts::Metrics;
-use stowage::parts::UnixMillis;
-use stowage::parts::{AppState, Server, ServerError, Shutdown, now};
+use stowage::parts::{AppState, Metrics, Server, ServerError, Shutdown, now};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use setup::{Setup, ask, config, held_view, review};
+use stowage_model::time::UnixMillis;
 use wire::{Authority, Connection, HTTP1, HTTP2, Pair, handshake, replace, shown};
 
 #[path = "server/setup.rs"]

@@ -7,12 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube::ResourceExt;
+use stowage_model::draw::draw;
+use stowage_model::instance::Instance;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodeClaim;
-use crate::model::draw::draw;
-use crate::model::instance::Instance;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
+use crate::NodeClaim;
 
 /// Maximum claims of a launch group, which are the instances of one CreateFleet call.
 pub const MAX_SIZE: usize = 1_000;
@@ -113,15 +113,31 @@ pub fn left_behind<'a>(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
+    use stowage_model::instance::InstanceState;
+    use stowage_model::offering::CapacityType;
 
     use super::*;
-    use crate::test_support::objects;
+
+    /// The NodeClaim `name` with the UID `uid-NAME`.
+    fn claim(name: &str, metadata: &Value, spec: &Value) -> NodeClaim {
+        let mut claim =
+            json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": metadata, "spec": spec});
+        claim["metadata"]["name"] = name.into();
+        claim["metadata"]["uid"] = format!("uid-{name}").into();
+        claim["spec"]["nodeClassRef"] =
+            json!({"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"});
+        serde_json::from_value(claim).unwrap()
+    }
+
+    fn bare(name: &str) -> NodeClaim {
+        claim(name, &json!({}), &json!({"requirements": []}))
+    }
 
     #[test]
     fn an_absent_or_invalid_annotation_is_a_group_of_its_own() {
         let alone = LaunchGroup { id: "uid-a".into(), size: 1 };
-        let mut claim = objects::claim("a", &json!({}));
+        let mut claim = bare("a");
         assert_eq!(LaunchGroup::of(&claim), alone);
         for text in ["", "x", "x/0", "/3", "x/many", "x/1001"] {
             claim.annotations_mut().insert(labels::LAUNCH_GROUP.into(), text.into());
@@ -131,11 +147,11 @@ mod tests {
         assert_eq!(LaunchGroup::of(&claim), LaunchGroup { id: "x".into(), size: MAX_SIZE });
     }
 
-    fn planned(pods: &str, zone: &str, requests: &serde_json::Value) -> NodeClaim {
+    fn planned(pods: &str, zone: &str, requests: &Value) -> NodeClaim {
         let meta = json!({"labels": {"team": "a"}, "annotations": {(labels::PLANNED_PODS): pods}});
         let requirements = json!([{"key": labels::ZONE, "operator": "In", "values": [zone]}]);
         let spec = json!({"requirements": requirements, "resources": {"requests": requests}});
-        objects::claim(pods, &json!({"metadata": meta, "spec": spec}))
+        claim(pods, &meta, &spec)
     }
 
     #[test]
@@ -179,7 +195,7 @@ mod tests {
     #[test]
     fn provider_ids_of_the_claims_of_a_group_are_named() {
         let with = |pods: &str, group: &str, id: Option<&str>| {
-            let mut claim = objects::claim(pods, &json!({}));
+            let mut claim = bare(pods);
             claim.annotations_mut().insert(labels::LAUNCH_GROUP.into(), format!("{group}/3"));
             claim.status = serde_json::from_value(json!({"providerID": id})).unwrap();
             claim
@@ -191,7 +207,7 @@ mod tests {
     #[test]
     fn c39_a_claim_without_an_instance_is_deleted_with_its_unclaimed_instances() {
         let member = |name: &str, id: Option<&str>, deleting: bool| {
-            let mut claim = objects::claim(name, &json!({}));
+            let mut claim = bare(name);
             claim.annotations_mut().insert(labels::LAUNCH_GROUP.into(), "group/3".into());
             claim.status = serde_json::from_value(json!({"providerID": id})).unwrap();
             let deletion = deleting.then_some("2026-01-01T00:01:00Z");
@@ -199,8 +215,18 @@ mod tests {
             claim
         };
         let instance = |id: &str, token: &str, node_claim: &str| Instance {
+            id: id.into(),
+            provider_id: format!("aws:///z/{id}"),
+            client_token: token.into(),
             node_claim: node_claim.into(),
-            ..objects::instance(id, token, 0)
+            instance_type: "m5.large".into(),
+            zone: "z".into(),
+            capacity_type: CapacityType::OnDemand,
+            reservation: None,
+            partition: None,
+            image_id: "ami-1".into(),
+            launched_at: UnixMillis(0),
+            state: InstanceState::Running,
         };
         let found = [instance("i-1", "group", ""), instance("i-2", "group", ""), instance("i-3", "group", "a")];
         let deleted = member("a", None, true);
@@ -215,7 +241,7 @@ mod tests {
             let expected: Vec<String> = expected.iter().map(|id| format!("aws:///z/{id}")).collect();
             assert_eq!(ids, expected, "{what}");
         }
-        let alone = objects::claim("c", &json!({}));
+        let alone = bare("c");
         let ids = left_behind(&alone, [&alone], &[instance("i-1", "uid-c", "")]);
         assert_eq!(ids, ["aws:///z/i-1"]);
     }

@@ -11,9 +11,9 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::api::node_pool::thirty_days;
-use crate::api::schema;
-use crate::api::{NodeClassRef, Requirement};
+use crate::node_pool::thirty_days;
+use crate::schema;
+use crate::{NodeClassRef, Requirement};
 
 /// A requested node, from its launch to its termination.
 #[derive(CustomResource, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]

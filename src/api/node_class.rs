@@ -14,13 +14,13 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::api::schema;
+use crate::schema;
 
-pub use crate::api::node_class::selectors::{
+pub use crate::node_class::selectors::{
     AmiSelectorTerm, CapacityReservationSelectorTerm, PlacementGroupSelector, SecurityGroupSelectorTerm,
     SubnetSelectorTerm,
 };
-pub use crate::api::node_class::status::{
+pub use crate::node_class::status::{
     AmiRequirement, AmiStatus, CapacityReservationStatus, Ec2NodeClassStatus, SecurityGroupStatus, SubnetStatus,
 };
 

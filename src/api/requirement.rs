@@ -1,20 +1,19 @@
-//! Conversion of the requirements of NodePools and NodeClaims to the value sets of [`crate::model::requirement`].
+//! Conversion of the requirements of NodePools and NodeClaims to the value sets of [`stowage_model::requirement`].
 
-use crate::api::node_pool::Requirement;
-use crate::model::requirement::{RequirementError, Requirements, ValueSet};
+use stowage_model::requirement::{RequirementError, Requirements, ValueSet};
 
-impl Requirements {
-    /// Parses the requirements of a NodePool or NodeClaim.
-    ///
-    /// # Errors
-    /// An operator is unknown, or a numeric operator lacks its integer.
-    pub fn from_api(requirements: &[Requirement]) -> Result<Self, RequirementError> {
-        let mut out = Self::default();
-        for r in requirements {
-            out.require(&r.key, &ValueSet::parse(&r.key, &r.operator, &r.values)?);
-        }
-        Ok(out)
+use crate::node_pool::Requirement;
+
+/// Parses the requirements of a NodePool or NodeClaim.
+///
+/// # Errors
+/// An operator is unknown, or a numeric operator lacks its integer.
+pub fn parse_requirements(requirements: &[Requirement]) -> Result<Requirements, RequirementError> {
+    let mut out = Requirements::default();
+    for r in requirements {
+        out.require(&r.key, &ValueSet::parse(&r.key, &r.operator, &r.values)?);
     }
+    Ok(out)
 }
 
 #[cfg(test)]
@@ -29,8 +28,8 @@ mod tests {
             values: vec!["arm64".into()],
             min_values: None,
         };
-        let r = Requirements::from_api(&[requirement("In"), requirement("NotIn")]).unwrap();
+        let r = parse_requirements(&[requirement("In"), requirement("NotIn")]).unwrap();
         assert_eq!(r.contradiction(), Some("kubernetes.io/arch"));
-        assert!(Requirements::from_api(&[requirement("Near")]).is_err());
+        assert!(parse_requirements(&[requirement("Near")]).is_err());
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use clap::Args;
+use stowage_api::duration;
 
-use crate::api::duration;
 use crate::controllers::leader::other_leaders::KARPENTER_LEASE;
 
 /// The Lease of the leader election.

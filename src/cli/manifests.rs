@@ -11,16 +11,16 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{LimitRange, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass as ApiStorageClass};
 use serde_json::{Value, json};
+use stowage_api::{Ec2NodeClass, NodePool};
+use stowage_model::limit_range::DefaultRequests;
+use stowage_planner::{
+    Daemon, DefaultSpread, Interner, Labels, PodEntry, Services,
+    volumes::{Claim, StorageClass, Volume, Volumes, attach_limits},
+};
 
-use crate::api::{Ec2NodeClass, NodePool};
 use crate::cli::manifests::error::{named, typed};
 use crate::cli::manifests::scenario::Part;
 use crate::cli::manifests::workload::{Workload, is_held_back};
-use crate::model::limit_range::DefaultRequests;
-use crate::planner::input::default_spread::{DefaultSpread, Services};
-use crate::planner::input::intern::Interner;
-use crate::planner::input::pod::{Daemon, Labels, PodEntry};
-use crate::planner::input::volumes::objects::{Claim, StorageClass, Volume, Volumes, attach_limits};
 
 pub use crate::cli::manifests::error::InputError;
 
@@ -305,7 +305,7 @@ fn claim_key(claim: &PersistentVolumeClaim) -> String {
     format!("{namespace}/{}", claim.metadata.name.as_deref().unwrap_or_default())
 }
 
-fn bad_pod(file: &Path, kind: &str, error: &crate::planner::PodError) -> InputError {
+fn bad_pod(file: &Path, kind: &str, error: &stowage_planner::PodError) -> InputError {
     InputError::Object {
         file: file.into(),
         object: format!("{kind} {}", error.pod),

@@ -5,10 +5,8 @@ use std::io::Write;
 use std::time::Duration;
 
 use serde::Serialize;
-
-use crate::model::units::MicroUsd;
-use crate::planner::input::problem::Problem;
-use crate::planner::output::plan::{Choice, Plan, PlannedNode};
+use stowage_model::units::MicroUsd;
+use stowage_planner::{Choice, Plan, PlannedNode, Problem};
 
 /// The JSON form of a plan.
 #[derive(Serialize)]

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
 
+use stowage_planner::{Plan, PlannedNode, Problem};
+
 use crate::cli::output::{Times, filled, gap_percent, next_best, placed, reasons, rows};
-use crate::planner::input::problem::Problem;
-use crate::planner::output::plan::{Plan, PlannedNode};
 
 /// Maximum number of nodes drawn, most expensive first; bounds the size of the page.
 const DRAWN: usize = 1_000;

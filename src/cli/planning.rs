@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use clap::{ArgAction, Args, ValueEnum};
+use stowage_model::units::MicroUsd;
+use stowage_planner::{DefaultSpread, MinValuesPolicy, NodeSizes, PlanSettings, PreferencePolicy};
 
 use crate::cli::args::parse_bool;
-use crate::model::units::MicroUsd;
-use crate::planner::input::default_spread::DefaultSpread;
-use crate::planner::input::settings::{MinValuesPolicy, NodeSizes, PreferencePolicy, Settings};
 
 /// `--preference-policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -67,8 +66,8 @@ pub struct FamilyWeights(BTreeMap<String, i64>);
 
 impl PlanArgs {
     /// The settings of the planner.
-    pub fn settings(&self) -> Settings {
-        Settings {
+    pub fn settings(&self) -> PlanSettings {
+        PlanSettings {
             preference_policy: match self.preference_policy {
                 Preferences::Respect => PreferencePolicy::Respect,
                 Preferences::Ignore => PreferencePolicy::Ignore,
@@ -147,14 +146,14 @@ mod tests {
         plan: PlanArgs,
     }
 
-    fn settings(args: &[&str]) -> Result<Settings, String> {
+    fn settings(args: &[&str]) -> Result<PlanSettings, String> {
         let all = ["x"].iter().chain(args);
         Command::try_parse_from(all).map(|command| command.plan.settings()).map_err(|error| error.to_string())
     }
 
     #[test]
     fn planner_settings_are_parsed() {
-        assert_eq!(settings(&[]).unwrap(), Settings::default());
+        assert_eq!(settings(&[]).unwrap(), PlanSettings::default());
         let read = settings(&[
             "--node-vcpus",
             "4-64",

@@ -8,27 +8,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+use stowage_api::NodePool;
+use stowage_api::conditions::READY;
+use stowage_model::labels;
+use stowage_model::labels::normalize_key;
+use stowage_model::offering::{CapacityType, Catalog};
+use stowage_model::resources::Resources;
+use stowage_model::units::MicroUsd;
+use stowage_planner::{ColumnCache, NodePods, NodeState, PlanSettings, Pool, Problem, Tenure, plan};
 
-use crate::api::NodePool;
-use crate::api::conditions::READY;
 use crate::cli::aws::gate;
 use crate::cli::manifests::{Input, InputError};
 use crate::cli::output::Times;
 use crate::cli::planning::PlanArgs;
 use crate::cli::{output, page};
 use crate::cloud::catalog::{EBS_DRIVER, NodeSettings, RawCatalog, SpotPricing, embedded, parse};
-use crate::model::labels;
-use crate::model::labels::normalize_key;
-use crate::model::offering::{CapacityType, Catalog};
-use crate::model::resources::Resources;
-use crate::model::units::MicroUsd;
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::input::node::{NodeState, Tenure};
-use crate::planner::input::pod::NodePods;
-use crate::planner::input::pool::Pool;
-use crate::planner::input::problem::Problem;
-use crate::planner::input::settings::Settings;
-use crate::planner::plan;
 
 /// Every pod fits.
 const ALL_FIT: u8 = 0;
@@ -135,7 +129,7 @@ fn read(args: &SimulateArgs) -> anyhow::Result<(Problem, BTreeMap<String, usize>
     }
     let with_expressions = gate(&args.aws_feature_gates, "NodeClassCEL").unwrap_or(false);
     let (mut problem, skipped) = problem_of(input, raw, spot, with_expressions)?;
-    problem.settings = Settings { prove: args.prove, ..args.plan.settings() };
+    problem.settings = PlanSettings { prove: args.prove, ..args.plan.settings() };
     Ok((problem, skipped))
 }
 
@@ -178,7 +172,7 @@ fn problem_of(
     let mut nodes_of: BTreeMap<String, Vec<BTreeMap<String, String>>> = BTreeMap::new();
     for node in input.nodes {
         let name = node.metadata.name.clone().unwrap_or_default();
-        let fail = |error: crate::model::resources::ResourceError| {
+        let fail = |error: stowage_model::resources::ResourceError| {
             anyhow::anyhow!("Node {name}: status: resource {}: {}", error.resource, error.source)
         };
         let status = node.status.unwrap_or_default();

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::api::Ec2NodeClassSpec;
-use crate::api::node_class::{BlockDevice, BlockDeviceMapping};
+use stowage_api::Ec2NodeClassSpec;
+use stowage_api::node_class::{BlockDevice, BlockDeviceMapping};
 
 /// The bootstrap format of an image, from `spec.amiFamily` or an alias ([`AmiFamily::of`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -146,8 +146,9 @@ impl fmt::Display for AmiFamily {
 
 #[cfg(test)]
 mod tests {
+    use stowage_api::node_class::AmiSelectorTerm;
+
     use super::*;
-    use crate::api::node_class::AmiSelectorTerm;
 
     #[test]
     fn the_family_is_named_or_that_of_the_alias_or_custom() {

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use k8s_openapi::api::core::v1::Node;
+use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
+use stowage_model::drift::Drift;
+use stowage_model::instance::Instance;
+use stowage_model::instance_health::Unhealthy;
+use stowage_model::offering::Catalog;
+use stowage_model::time::UnixMillis;
 
-use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::error::CloudError;
 use crate::cloud::launch::{LaunchError, LaunchRequest, Launched, Override};
 use crate::cloud::message::Message;
 use crate::cloud::node_class::Resolution;
 use crate::cloud::offering_state::OfferingState;
 use crate::cloud::optional_api::OptionalApi;
-use crate::model::drift::Drift;
-use crate::model::instance::Instance;
-use crate::model::instance_health::Unhealthy;
-use crate::model::offering::Catalog;
-use crate::model::time::UnixMillis;
 
 /// A cloud that launches nodes. Every method is safe to repeat.
 pub trait Cloud: Send + Sync {

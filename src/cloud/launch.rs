@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
 use kube::ResourceExt;
-
-use crate::api::{Ec2NodeClass, NodeClaim, conditions};
-use crate::model::events;
-use crate::model::events::DeclaredEvent;
-use crate::model::instance::Instance;
-use crate::model::offering::{CapacityType, Catalog};
-use crate::model::time::UnixMillis;
+use stowage_api::{Ec2NodeClass, NodeClaim, conditions};
+use stowage_model::events;
+use stowage_model::events::DeclaredEvent;
+use stowage_model::instance::Instance;
+use stowage_model::offering::{CapacityType, Catalog};
+use stowage_model::time::UnixMillis;
 
 /// An offering that a launch may use.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

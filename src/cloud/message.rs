@@ -1,7 +1,7 @@
 //! Messages of the interruption queue.
 
-pub use crate::model::interruption::MessageKind;
-use crate::model::time::UnixMillis;
+pub use stowage_model::interruption::MessageKind;
+use stowage_model::time::UnixMillis;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {

@@ -13,6 +13,10 @@ pub mod offering_state;
 pub mod optional_api;
 pub mod simulated;
 
+pub use stowage_model::drift::Drift;
+pub use stowage_model::instance::{Instance, InstanceState};
+pub use stowage_model::reservation::ReservedIn;
+
 pub use crate::cloud::error::{CloudError, without_encoded_details};
 
 pub use crate::cloud::interface::{
@@ -23,6 +27,3 @@ pub use crate::cloud::launch::{LaunchDetails, LaunchError, LaunchRequest, Launch
 pub use crate::cloud::message::{Message, MessageKind};
 pub use crate::cloud::node_class::{Resolution, Verdict};
 pub use crate::cloud::optional_api::OptionalApi;
-pub use crate::model::drift::Drift;
-pub use crate::model::instance::{Instance, InstanceState};
-pub use crate::model::reservation::ReservedIn;

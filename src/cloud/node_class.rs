@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::api::Ec2NodeClassStatus;
-use crate::api::conditions::EC2_NODE_CLASS_DEPENDENTS;
-use crate::model::events::DeclaredEvent;
+use stowage_api::Ec2NodeClassStatus;
+use stowage_api::conditions::EC2_NODE_CLASS_DEPENDENTS;
+use stowage_model::events::DeclaredEvent;
 
 /// The evaluation of one condition of a node class.
 #[derive(Clone, Debug, PartialEq, Eq)]

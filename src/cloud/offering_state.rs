@@ -1,6 +1,6 @@
 //! What a cloud knows about its offerings, for operators.
 
-use crate::model::time::UnixMillis;
+use stowage_model::time::UnixMillis;
 
 /// Unavailable capacity, and where the data of offerings is from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! AWS APIs that Stowage works without, and the events about their failures.
 
-use crate::model::events;
-use crate::model::events::DeclaredEvent;
+use stowage_model::events;
+use stowage_model::events::DeclaredEvent;
 
 /// An AWS API whose failure degrades a feature and stops nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,8 +3,9 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
+use stowage_model::time::UnixMillis;
+
 use crate::decisions::rate_cap::RateCap;
-use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
 use crate::state::object_ext::ObjectExt;
 use crate::sync::lock;

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
+use stowage_model::labels;
 
-use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::controllers::context::Context;
 use crate::controllers::run_loop::{Pace, RunLoop};
-use crate::model::labels;
 use crate::state::ClusterState;
 use crate::state::object_ext::ObjectExt;
 use crate::sync::heartbeat;

@@ -9,13 +9,13 @@ use futures::stream::BoxStream;
 use futures::{Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
+use stowage_model::time::UnixMillis;
 
-use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::conditions::{Change, ConditionView, Conditioned, Followed, Transition, transitions};
-use crate::model::time::UnixMillis;
 use crate::state::{Cluster, ClusterState};
 use crate::telemetry::conditions::ConditionMetrics;
 use crate::telemetry::metric::Metric;
@@ -264,9 +264,9 @@ fn in_metrics(key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_model::labels;
 
     use super::*;
-    use crate::model::labels;
     use crate::telemetry::Metrics;
     use crate::telemetry::controllers::ControllerMetrics;
     use crate::test_support::objects;

@@ -4,12 +4,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde_json::json;
+use stowage_api::conditions::{Conditions, EC2_NODE_CLASS_DEPENDENTS, NODE_CLAIM_DEPENDENTS, NODE_POOL_DEPENDENTS};
+use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
+use stowage_model::time::UnixMillis;
 
-use crate::api::conditions::{Conditions, EC2_NODE_CLASS_DEPENDENTS, NODE_CLAIM_DEPENDENTS, NODE_POOL_DEPENDENTS};
-use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::clock;
 use crate::controllers::context::Context;
-use crate::model::time::UnixMillis;
 
 /// The conditions of one object while they are evaluated.
 #[derive(Debug)]

@@ -4,13 +4,13 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, ResourceExt};
 use serde_json::json;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
 
-use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::node_claim::metrics;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::model::labels;
 
 /// Deletes a claim and counts the disruption. Its finalizer keeps it until the instance is terminated. No error when it is gone
 /// already.

@@ -2,13 +2,14 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use stowage_model::time::UnixMillis;
+
 use crate::decisions::demand::demand;
 use crate::decisions::disruption::node_facts::{Facts, FactsCache};
 use crate::decisions::disruption::simulate::Simulator;
 use crate::decisions::holds::HoldsCache;
 use crate::decisions::placement::closure::{ClosedNodes, Closure};
 use crate::decisions::provisioning::certain_rejections::CertainRejections;
-use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
 use crate::state::instance_types::ReadyPool;
 use crate::state::plan_record::Holds;
@@ -101,9 +102,9 @@ mod snapshot_tests;
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_planner::PlanSettings;
 
     use super::*;
-    use crate::planner::input::settings::Settings;
     use crate::test_support::objects;
 
     #[test]
@@ -111,7 +112,7 @@ mod tests {
         let mut state = ClusterState::default();
         state.apply_pod(&objects::pod("a", &json!({})), UnixMillis(1));
         for (derived, pods) in [(DerivedState::new(true), 1), (DerivedState::new(false), 0)] {
-            let settings = Settings::default();
+            let settings = PlanSettings::default();
             let request = SnapshotRequest { pools: &[], settings: &settings, now: UnixMillis(1) };
             assert_eq!(derived.demand(&state, UnixMillis(1)).pending.len(), pods);
             assert_eq!(derived.snapshot(&state, request).problem.pods.len(), pods);
@@ -122,7 +123,7 @@ mod tests {
     fn a_panic_during_a_snapshot_loses_no_change() {
         let (derived, mut state) = (DerivedState::default(), ClusterState::default());
         let take = |state: &ClusterState| {
-            let settings = Settings::default();
+            let settings = PlanSettings::default();
             let request = SnapshotRequest { pools: &[], settings: &settings, now: UnixMillis(1) };
             let nodes = derived.snapshot(state, request).problem.nodes;
             nodes.iter().map(|node| node.pods.len()).collect::<Vec<_>>()

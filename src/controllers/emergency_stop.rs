@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use stowage_model::events;
+use stowage_model::pause::Pause;
+
 use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::run_loop::{Pace, RunLoop};
-use crate::model::events;
-use crate::model::pause::Pause;
 use crate::sync::lock;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(50), resync: Duration::from_secs(10) };

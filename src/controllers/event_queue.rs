@@ -8,12 +8,12 @@ use futures::StreamExt;
 use futures::stream;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource;
+use stowage_api::NodeClaim;
+use stowage_model::events::DeclaredEvent;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::api::NodeClaim;
 use crate::controllers::context::{Context, reference};
-use crate::model::events::DeclaredEvent;
 
 /// Events that wait; beyond this number they are dropped, as events are best effort.
 const CAPACITY: usize = 4_096;

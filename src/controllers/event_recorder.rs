@@ -12,9 +12,9 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
+use stowage_model::events::{EventSpec, EventType};
+use stowage_model::time::UnixMillis;
 
-use crate::model::events::{EventSpec, EventType};
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// Equal events about one object are written at most once in this period.

@@ -8,8 +8,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta};
 use kube::Api;
 use kube::api::PostParams;
 use kube::core::Status;
+use stowage_api::NodeClaim;
 
-use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::node_claim::metrics;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::{GaugeVec, HistogramVec};
+use stowage_model::time::UnixMillis;
 
 use crate::clock;
 use crate::controllers::context::Context;
@@ -11,7 +12,6 @@ use crate::controllers::preset::{preset, preset_pools};
 use crate::decisions::gauges::{Gauges, Series};
 use crate::decisions::provisioning::pending_zones::pending_by_zone;
 use crate::decisions::staleness::Removal;
-use crate::model::time::UnixMillis;
 use crate::state::pod_progress::PodStage;
 use crate::sync::{heartbeat, lock};
 use crate::telemetry::controllers::ControllerMetrics;

@@ -7,13 +7,13 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_model::labels;
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
 
 use crate::clock;
 use crate::decisions::gauges::{in_units, resource_type};
 use crate::decisions::node_usage::NodeUsage;
-use crate::model::labels;
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
 use crate::state::Cluster;
 use crate::state::object_ext::ObjectExt;
 use crate::telemetry::metric::Metric;

@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kube::{Resource, ResourceExt};
+use stowage_api::conditions::{INITIALIZED, LAUNCHED};
+use stowage_api::{NodeClaim, NodePool};
+use stowage_model::events::DeclaredEvent;
+use stowage_model::{events, labels};
 
-use crate::api::conditions::{INITIALIZED, LAUNCHED};
-use crate::api::{NodeClaim, NodePool};
 use crate::controllers::context::{Context, reference};
 use crate::controllers::event_queue::EventQueue;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::conditions::{Change, Conditioned, Followed, Transition, transitions};
 use crate::decisions::disruption::mark::DisruptionMark;
-use crate::model::events::DeclaredEvent;
-use crate::model::{events, labels};
 use crate::state::ClusterState;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 

@@ -6,10 +6,10 @@ use axum::body::Bytes;
 use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Node;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
 use crate::clock;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::state::pods::Phase;
 use crate::state::{Cluster, ClusterState, PodRecord};
 use crate::telemetry::metric::Metric;

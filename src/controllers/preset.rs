@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::api::NodePool;
+use stowage_api::NodePool;
+use stowage_model::interruption::MessageKind;
+
 use crate::controllers::caps::Capped;
 use crate::controllers::disruption::metrics::preset as preset_disruption;
 use crate::controllers::disruption::scores::{APPROVED, REJECTED};
@@ -11,7 +13,6 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::interruption::confirmation::{Refusal, TOO_MANY};
 use crate::decisions::interruption::response::kind_label;
 use crate::decisions::placement::hold_events::HoldEnd;
-use crate::model::interruption::MessageKind;
 use crate::telemetry::controllers::ControllerMetrics;
 
 /// Creates the series of a leader.

@@ -5,6 +5,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use kube::ResourceExt;
+use stowage_model::time::UnixMillis;
 
 use crate::controllers::condition_metrics;
 use crate::controllers::derived_state::DerivedState;
@@ -27,7 +28,6 @@ use crate::decisions::provisioning::pod_queue::PodQueue;
 use crate::decisions::provisioning::purchase_backoff::PurchaseBackoff;
 use crate::decisions::provisioning::quarantine::Quarantine;
 use crate::extender::View;
-use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 

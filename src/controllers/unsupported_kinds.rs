@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Resource};
+use stowage_model::events;
 
 use crate::controllers::context::{Context, is_not_found};
-use crate::model::events;
 use crate::sync::heartbeat;
 
 /// How often they are listed.

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use stowage_model::time::UnixMillis;
+
 use crate::clock;
 use crate::decisions::disruption::mark::DisruptionMark;
-use crate::model::time::UnixMillis;
 use crate::state::pods::Scheduling;
 use crate::state::{Cluster, ClusterState};
 use crate::sync::heartbeat::Heartbeats;

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
-
-use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
-use crate::model::labels;
-use crate::model::time::UnixMillis;
+use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
 /// Conditions of an object that count: a kubelet may write any number of them.
 const MAX_CONDITIONS: usize = 64;

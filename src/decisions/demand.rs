@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_api::{NodeClaim, NodePool, conditions};
+use stowage_model::labels;
+use stowage_model::pod_class::PodClass;
+use stowage_model::time::UnixMillis;
 
-use crate::api::{NodeClaim, NodePool, conditions};
 use crate::decisions::disruption::mark::DisruptionMark;
-use crate::model::labels;
-use crate::model::pod_class::PodClass;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::ObjectExt;
 use crate::state::plan_record::Holds;
 use crate::state::pods::{PodRecord, Scheduling};

@@ -3,18 +3,18 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use stowage_api::conditions::{CONSOLIDATABLE, DRIFTED};
+use stowage_model::labels;
+use stowage_model::quantity::parse_amount;
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::MicroUsd;
 
-use crate::api::conditions::{CONSOLIDATABLE, DRIFTED};
 use crate::decisions::disruption::budget::allowed;
 use crate::decisions::disruption::candidates::{candidates, counted};
 use crate::decisions::disruption::node_facts::Facts;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::node_usage::NodeUsage;
-use crate::model::labels;
-use crate::model::quantity::parse_amount;
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
-use crate::model::units::MicroUsd;
 use crate::state::object_ext::NodeClaimExt;
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
@@ -156,9 +156,9 @@ fn float(amount: i64) -> f64 {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_model::labels::DO_NOT_DISRUPT;
 
     use super::*;
-    use crate::model::labels::DO_NOT_DISRUPT;
     use crate::test_support::small_cluster::{NOW, SmallCluster};
 
     fn gauges(cluster: &SmallCluster) -> Gauges {

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
+use stowage_model::pod_class::PodClass;
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodeClaim;
-use crate::model::labels;
-use crate::model::pod_class::PodClass;
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
 use crate::state::node_state::BOOT_TIMEOUT;
 use crate::state::object_ext::ObjectExt;
 use crate::state::plan_record::{Hold, Holds, Owner, PlanRecord};

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use stowage_model::time::UnixMillis;
+use stowage_model::units::MicroUsd;
+use stowage_planner::{Plan, Unschedulable};
+
 use crate::decisions::provisioning::unschedulable::in_turns;
-use crate::model::time::UnixMillis;
-use crate::model::units::MicroUsd;
-use crate::planner::output::plan::{Plan, Unschedulable};
 use crate::state::snapshot::Snapshot;
 
 /// Maximum number of pods whose reason is kept.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
+use stowage_model::units::MicroUsd;
 
-use crate::api::NodeClaim;
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
-use crate::model::labels;
-use crate::model::units::MicroUsd;
 use crate::state::object_ext::ObjectExt;
 use crate::state::tables::ClusterState;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_model::resources::Resources;
 
-use crate::model::resources::Resources;
 use crate::state::node_state::{reported_allocatable, reported_capacity};
 use crate::state::tables::ClusterState;
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::model::time::UnixMillis;
+use stowage_model::time::UnixMillis;
 
 /// The period that the cap applies to, unless it has another.
 pub const PERIOD: Duration = Duration::from_mins(1);

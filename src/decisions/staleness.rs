@@ -1,7 +1,8 @@
 //! Which watches a removal depends on. A removal that is not forced waits until all of them are fresh: a node without pods in a table that
 //! is a minute old may be full.
 
-use crate::model::time::UnixMillis;
+use stowage_model::time::UnixMillis;
+
 use crate::state::kinds::KINDS;
 use crate::state::watch_signs::{Stale, WatchSigns};
 

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::Value;
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
 
 use crate::extender::ExtenderPod;
 use crate::extender::name::Name;
 use crate::extender::view::{Standing, View};
 use crate::extender::wire::{Answer, Denial, FilterArgs, FilterResult, NodeList};
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
 
 /// Filters the nodes in `args` for its pod. Every name that passes was in the input; the order is the input's.
 ///

@@ -4,11 +4,11 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use stowage_model::labels::DISRUPTED_TAINT;
+use stowage_model::resources::Resources;
 
 use crate::extender::name::Name;
 use crate::extender::quantity::Quantity;
-use crate::model::labels::DISRUPTED_TAINT;
-use crate::model::resources::Resources;
 
 /// A pod as kube-scheduler sends it: no `kind`, no `apiVersion`. Fields that no verdict needs are skipped.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use stowage_model::time::UnixMillis;
+
 use crate::extender::filter::Judge;
 use crate::extender::name::Name;
 use crate::extender::view::View;
 use crate::extender::wire::{MetaPod, MetaVictims, PreemptArgs, PreemptResult};
-use crate::model::time::UnixMillis;
 
 /// Keeps kube-scheduler's candidates that pass the filter, with their victims unchanged.
 ///

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
+
 use crate::extender::filter::names_of;
 use crate::extender::room::NodeEntry;
 use crate::extender::view::{Standing, View};
 use crate::extender::wire::{FilterArgs, HostPriority};
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
 
 /// Score of the planned node; every other node gets less.
 pub const MAX_SCORE: i64 = 10;

@@ -4,8 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, de};
-
-use crate::model::quantity::parse_amount;
+use stowage_model::quantity::parse_amount;
 
 /// Text of a quantity. The API server writes strings; numbers are accepted, too.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -13,7 +12,7 @@ use crate::model::quantity::parse_amount;
 pub struct Quantity<'a>(pub Cow<'a, str>);
 
 impl Quantity<'_> {
-    /// The amount of a resource, in the units of [`crate::model::resources::Resources`]. An unreadable quantity counts as more than
+    /// The amount of a resource, in the units of [`stowage_model::resources::Resources`]. An unreadable quantity counts as more than
     /// any node has: such a pod must neither use room that is reserved for other pods nor fail the whole request.
     pub fn amount(&self, resource: &str) -> i64 {
         parse_amount(resource, &self.0).unwrap_or(i64::MAX)

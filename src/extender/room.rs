@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
 
 /// A node and the room on it.
 #[derive(Clone, Debug, Default, PartialEq)]

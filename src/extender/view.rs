@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpds::{HashTrieMapSync, RedBlackTreeMapSync, RedBlackTreeSetSync};
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
 
 use crate::extender::name::Name;
 use crate::extender::pod::ExtenderPod;
 use crate::extender::room::{NodeEntry, NodeRoom};
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
 
 /// Age past which a view restrains no pod, unless its input says otherwise.
 pub const DEFAULT_MAX_AGE: Duration = Duration::from_mins(1);

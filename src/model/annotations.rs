@@ -1,7 +1,7 @@
 //! The registry of annotations, behavioral labels, taints and finalizers that Stowage writes or reads.
 //! `docs/reference/annotations.md` is rendered from it. Labels that only select instance types are [`labels::EC2_LABELS`].
 
-use crate::model::labels;
+use crate::labels;
 
 /// The part of an object that carries the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

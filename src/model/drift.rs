@@ -1,6 +1,6 @@
 //! A difference between a node and the objects that it was launched from.
 
-use crate::model::events::DeclaredEvent;
+use crate::events::DeclaredEvent;
 
 /// A difference that replaces a node.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -110,7 +110,7 @@ impl<'a> EventSpec<'a> {
 }
 
 /// Declares events as constants, and [`ALL`] as the list of them. The list repeats the declarations instead of naming the constants, so
-/// that the compiler reports a constant that no code emits.
+/// that `tests/architecture.rs` finds a constant that no code emits.
 macro_rules! events {
     ($($id:ident = $reason:literal, $event_type:ident, $topic:ident, [$($object:literal),+], $in_karpenter:ident, $meaning:literal;)*) => {
         $(

@@ -1,8 +1,8 @@
 //! An instance as the cloud describes it.
 
-use crate::model::offering::CapacityType;
-use crate::model::reservation::ReservedIn;
-use crate::model::time::UnixMillis;
+use crate::offering::CapacityType;
+use crate::reservation::ReservedIn;
+use crate::time::UnixMillis;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Instance {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, LimitRange, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::model::resources::Resources;
+use crate::resources::Resources;
 
 /// The default requests of the LimitRanges of a namespace, by resource name.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::model::labels;
-use crate::model::requirement::Requirements;
-use crate::model::resources::Resources;
-use crate::model::units::MicroUsd;
+use crate::labels;
+use crate::requirement::Requirements;
+use crate::resources::Resources;
+use crate::units::MicroUsd;
 
 /// The purchase option of capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
 
-use crate::model::labels;
-use crate::model::requirement::{Requirements, ValueSet};
-use crate::model::resources::Resources;
+use crate::labels;
+use crate::requirement::{Requirements, ValueSet};
+use crate::resources::Resources;
 
 /// Everything that scheduling considers, except identity and labels.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

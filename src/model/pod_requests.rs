@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodStatus, ResourceRequirements};
 
-use crate::model::resources::{ResourceError, Resources};
+use crate::resources::{ResourceError, Resources};
 
 impl Resources {
     /// Requests of a running pod: as [`Resources::of_pod`], but while containers are resized in place, the larger of the requested and the

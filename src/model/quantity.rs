@@ -1,7 +1,7 @@
 //! Kubernetes quantities, parsed once at the edge into whole numbers.
 
-use crate::model::labels::USD_PER_HOUR;
-use crate::model::units::{Bytes, Millicores};
+use crate::labels::USD_PER_HOUR;
+use crate::units::{Bytes, Millicores};
 
 /// An invalid quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::model::labels::normalize_key;
+use crate::labels::normalize_key;
 
 /// An invalid requirement.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -77,13 +77,8 @@ impl ValueSet {
         Self { absent: true, ..Self::any_of([]) }
     }
 
-    /// Everything.
-    pub fn anything() -> Self {
-        Self::none_of([])
-    }
-
     /// Whether it has a numeric bound.
-    pub(crate) fn has_bounds(&self) -> bool {
+    pub fn has_bounds(&self) -> bool {
         self.least.is_some() || self.greatest.is_some()
     }
 

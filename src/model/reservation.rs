@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::labels;
+use crate::labels;
 
 /// The kind of a reservation, in order of use at equal price.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::model::labels::USD_PER_HOUR;
-use crate::model::quantity::{QuantityError, parse_amount};
-use crate::model::units::{Bytes, MicroUsd, Millicores};
+use crate::labels::USD_PER_HOUR;
+use crate::quantity::{QuantityError, parse_amount};
+use crate::units::{Bytes, MicroUsd, Millicores};
 
 /// Elastic Fabric Adapter interfaces. An instance has them only if its launch requests them.
 pub const EFA: &str = "vpc.amazonaws.com/efa";

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
+use stowage_model::time::UnixMillis;
 use tokio::sync::Notify;
 
 use crate::extender::View;
-use crate::model::time::UnixMillis;
 use crate::server::debug_source::DebugDocument;
 use crate::server::series_source::SeriesSource;
 use crate::sync::heartbeat::Heartbeats;

@@ -17,9 +17,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{InconsistentKeys, RootCertStore};
+use stowage_model::time::UnixMillis;
 use tokio::time::MissedTickBehavior;
 
-use crate::model::time::UnixMillis;
 use crate::server::certificate_error::CertificateError;
 use crate::server::certificate_files::{Files, Paths};
 use crate::server::clients::{Access, Accesses, Clients, RouteClients};

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::api::NodeClaim;
-use crate::model::resources::Resources;
+use stowage_api::NodeClaim;
+use stowage_model::resources::Resources;
+
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
 /// Totals over the NodeClaims of a NodePool.

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use kube::ResourceExt;
-
-use crate::api::NodeClaim;
-use crate::model::labels;
-use crate::model::offering::{Catalog, InstanceType, OFFERING_LABELS, Offering};
-use crate::model::requirement::Requirements;
-use crate::model::units::MicroUsd;
+use stowage_api::NodeClaim;
+use stowage_api::parse_requirements;
+use stowage_model::labels;
+use stowage_model::offering::{Catalog, InstanceType, OFFERING_LABELS, Offering};
+use stowage_model::requirement::Requirements;
+use stowage_model::units::MicroUsd;
 
 /// Offerings that satisfy a claim, those without capacity included.
 pub fn offers<'c>(
@@ -16,7 +16,7 @@ pub fn offers<'c>(
     catalog: &'c Catalog,
 ) -> impl Iterator<Item = (&'c InstanceType, &'c Offering)> {
     let type_ok = in_list(claim, labels::INSTANCE_TYPE);
-    let requirements = Arc::new(Requirements::from_api(&claim.spec.requirements).unwrap_or_default());
+    let requirements = Arc::new(parse_requirements(&claim.spec.requirements).unwrap_or_default());
     let of_types = Arc::clone(&requirements);
     let types = catalog.instance_types.iter().map(|instance_type| &**instance_type);
     let types = types.filter(move |instance_type| type_ok(&instance_type.name) && instance_type.serves(&of_types));
@@ -31,7 +31,7 @@ pub fn highest_price<'c>(
     claim: &NodeClaim,
     instance_types: impl Iterator<Item = &'c Arc<InstanceType>>,
 ) -> Option<MicroUsd> {
-    let admits = admits(claim, Arc::new(Requirements::from_api(&claim.spec.requirements).unwrap_or_default()));
+    let admits = admits(claim, Arc::new(parse_requirements(&claim.spec.requirements).unwrap_or_default()));
     let offerings = instance_types.flat_map(|found| &found.offerings).filter(|offering| admits(offering));
     offerings.map(|offering| offering.price).max()
 }

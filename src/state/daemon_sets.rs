@@ -9,13 +9,11 @@ use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec};
 use k8s_openapi::api::core::v1::LimitRange;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
-
-use crate::model::limit_range::DefaultRequests;
-use crate::model::pod_class::PodClass;
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
-use crate::planner::input::intern::Interner;
-use crate::planner::input::pod::{Daemon, PodEntry};
+use stowage_model::limit_range::DefaultRequests;
+use stowage_model::pod_class::PodClass;
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
+use stowage_planner::{Daemon, Interner, PodEntry};
 
 /// A DaemonSet, which counts as overhead of nodes.
 #[derive(Clone, Debug)]

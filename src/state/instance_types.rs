@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kube::ResourceExt;
+use stowage_api::{NodeClaim, NodePool};
+use stowage_model::labels;
+use stowage_model::offering::{CapacityType, Catalog, InstanceType};
+use stowage_model::resources::Resources;
+use stowage_model::units::MicroUsd;
 
-use crate::api::{NodeClaim, NodePool};
-use crate::model::labels;
-use crate::model::offering::{CapacityType, Catalog, InstanceType};
-use crate::model::resources::Resources;
-use crate::model::units::MicroUsd;
 use crate::state::claim_index::reported_capacity;
 use crate::state::claim_offers::highest_price;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};

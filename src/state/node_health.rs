@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
-
-use crate::model::time::UnixMillis;
+use stowage_model::time::UnixMillis;
 
 const LONG: Duration = Duration::from_mins(30);
 

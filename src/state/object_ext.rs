@@ -3,10 +3,9 @@
 use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
-
-use crate::api::{NodeClaim, conditions};
-use crate::model::labels;
-use crate::model::time::UnixMillis;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
 /// Metadata of any object.
 pub trait ObjectExt: ResourceExt {

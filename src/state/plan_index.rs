@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::model::time::UnixMillis;
+use stowage_model::time::UnixMillis;
+
 use crate::state::plan_record::PlanRecord;
 
 /// NodeClaims by the end of their holds.

@@ -4,11 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use kube::ResourceExt;
-
-use crate::api::NodeClaim;
-use crate::model::labels;
-use crate::model::pod_class::PodClass;
-use crate::model::time::UnixMillis;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
+use stowage_model::pod_class::PodClass;
+use stowage_model::time::UnixMillis;
 
 /// Room on one node reserved for one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,7 +70,7 @@ pub struct MoveTerms {
     pub until: UnixMillis,
     /// By pod.
     pub sources: BTreeMap<Arc<str>, MoveSource>,
-    /// Of consolidation: the replacements in a row that its new nodes are the last of ([`crate::model::labels::REPLACEMENT_GENERATION`]).
+    /// Of consolidation: the replacements in a row that its new nodes are the last of ([`stowage_model::labels::REPLACEMENT_GENERATION`]).
     pub generation: Option<u8>,
 }
 

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt;
+use stowage_model::pod_class::Selector;
+use stowage_planner::{Labels, selector};
 
-use crate::model::pod_class::Selector;
-use crate::planner::input::pod::Labels;
-use crate::planner::input::terms::selector;
 use crate::state::pods::PodRecord;
 
 /// A namespace with more budgets that require no value of a label is not searched: its pods count as blocked.

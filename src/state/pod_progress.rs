@@ -3,7 +3,8 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::model::time::UnixMillis;
+use stowage_model::time::UnixMillis;
+
 use crate::state::pods::{Phase, PodProgress, PodRecord};
 use crate::sync::lock;
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::model::time::UnixMillis;
+use stowage_model::time::UnixMillis;
+
 use crate::state::pod_progress::PodStage;
 use crate::state::pods::Scheduling;
 use crate::state::tables::ClusterState;
@@ -78,9 +79,9 @@ impl ClusterState {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_model::labels;
 
     use super::*;
-    use crate::model::labels;
     use crate::test_support::objects;
 
     #[test]

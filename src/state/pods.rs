@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use stowage_model::labels;
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
+use stowage_planner::PodEntry;
 
-use crate::model::labels;
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
-use crate::planner::input::pod::PodEntry;
 use crate::state::protections::{is_invalid, protected_until};
 use crate::state::surge::Surge;
 

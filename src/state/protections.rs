@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kube::ResourceExt;
-
-use crate::api::duration;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
+use stowage_api::duration;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
 /// How long a value of the annotation protects, if it is a duration.
 fn lasts(value: &str) -> Option<Duration> {

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::model::time::UnixMillis;
+use stowage_model::time::UnixMillis;
+
 use crate::state::pods::{PodRecord, Scheduling};
 
 /// Maximum number of schedulers that are remembered, beside the default scheduler.

@@ -5,15 +5,10 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
+use stowage_planner::{ColumnCache, NodeState, PlanSettings, PodEntry, Pool, Problem};
 
-use crate::model::labels;
-use crate::model::time::UnixMillis;
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::input::node::NodeState;
-use crate::planner::input::pod::PodEntry;
-use crate::planner::input::pool::Pool;
-use crate::planner::input::problem::Problem;
-use crate::planner::input::settings::Settings;
 use crate::state::claim_index::Usage;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 use crate::state::node_state;
@@ -28,7 +23,7 @@ use crate::sync::panics::catch;
 pub struct SnapshotRequest<'a> {
     /// Pools that may launch nodes.
     pub pools: &'a [ReadyPool],
-    pub settings: &'a Settings,
+    pub settings: &'a PlanSettings,
     pub now: UnixMillis,
 }
 

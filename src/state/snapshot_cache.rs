@@ -5,14 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kube::ResourceExt;
+use stowage_model::offering::Catalog;
+use stowage_planner::{ColumnCache, NodeState};
 
-use crate::model::offering::Catalog;
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::input::node::NodeState;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 use crate::state::tables::ClusterState;
 
-/// The objects behind an entry of [`Problem::nodes`](crate::planner::input::problem::Problem::nodes).
+/// The objects behind an entry of [`Problem::nodes`](stowage_planner::Problem::nodes).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeRef {
     /// Node name; `None` until a Node registers.

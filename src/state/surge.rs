@@ -2,8 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
-
-use crate::model::labels;
+use stowage_model::labels;
 
 /// A pod of a ReplicaSet that surges. When it leaves the ReplicaSet, this becomes its annotation [`labels::SURGED`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use kube::ResourceExt;
+use stowage_planner::volumes::{self, Claim, Volume};
 
-use crate::planner::input::volumes::objects::{self, Claim, Volume};
 use crate::state::tables::ClusterState;
 
 impl ClusterState {
@@ -33,11 +33,11 @@ impl ClusterState {
 
     /// Applies a StorageClass.
     pub fn apply_storage_class(&mut self, class: &StorageClass) {
-        Arc::make_mut(&mut self.volumes).classes.insert(class.name_any(), objects::StorageClass::new(class));
+        Arc::make_mut(&mut self.volumes).classes.insert(class.name_any(), volumes::StorageClass::new(class));
     }
 
     /// Applies the attach limits of a node's CSI drivers.
     pub fn apply_csi_node(&mut self, node: &CSINode) {
-        Arc::make_mut(&mut self.volumes).limits.insert(node.name_any(), objects::attach_limits(node));
+        Arc::make_mut(&mut self.volumes).limits.insert(node.name_any(), volumes::attach_limits(node));
     }
 }

@@ -17,11 +17,11 @@ use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
+use stowage_model::pause;
+use stowage_model::pause::Pause;
+use stowage_model::time::UnixMillis;
 
-use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
-use crate::model::pause;
-use crate::model::pause::Pause;
-use crate::model::time::UnixMillis;
 use crate::state::cluster::Cluster;
 use crate::state::kinds::{KINDS, SERVICES};
 use crate::state::tables::ClusterState;

@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex};
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
+use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
+use stowage_model::instance_health::Unhealthy;
+use stowage_model::offering::Catalog;
 
-use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::{
     Capabilities, Cloud, CloudError, Drift, Instance, InstanceEvents, InstanceTagging, LaunchError, LaunchRequest,
     Launched, Message, NodeClassCloud, OptionalApi, Override, Resolution, ServiceStatus, Untagged,
 };
-use crate::model::instance_health::Unhealthy;
-use crate::model::offering::Catalog;
 use crate::sync::lock;
 
 /// The scripted answers and the recorded calls. Without answers it is a cloud without instances on which every call succeeds.

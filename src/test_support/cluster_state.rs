@@ -1,9 +1,9 @@
 //! Cluster states.
 
 use serde_json::json;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
 use crate::test_support::objects;
 

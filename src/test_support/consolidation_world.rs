@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use stowage_model::labels;
+use stowage_model::offering::Catalog;
 
-use crate::model::labels;
-use crate::model::offering::Catalog;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::World;
 use crate::test_support::kubernetes::FakeApi;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
+use stowage_model::labels;
 
 use crate::controllers::context::Context;
 use crate::decisions::placement::mode::PlacementMode;
-use crate::model::labels;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::kubernetes::store::{Key, Refusal};
 use crate::test_support::kubernetes::{FakeApi, Fault, Recorded};

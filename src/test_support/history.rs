@@ -8,10 +8,10 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
+use stowage_api::NodeClaim;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodeClaim;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
 use crate::test_support::objects;
 

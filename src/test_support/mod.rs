@@ -10,8 +10,6 @@ mod fuzz;
 pub(crate) mod history;
 pub mod kubernetes;
 pub mod objects;
-pub(crate) mod plan_stages;
-pub(crate) mod planner;
 pub(crate) mod small_cluster;
 
 pub(crate) use cluster_state::state_with_planned_pod;

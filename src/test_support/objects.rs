@@ -7,14 +7,14 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
+use stowage_model::labels;
+use stowage_model::offering::{CapacityType, Catalog, InstanceType, Offering};
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::MicroUsd;
 
-use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::{Instance, InstanceState};
-use crate::model::labels;
-use crate::model::offering::{CapacityType, Catalog, InstanceType, Offering};
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
-use crate::model::units::MicroUsd;
 
 fn merged<K: DeserializeOwned>(mut object: Value, patch: &Value) -> K {
     json_patch::merge(&mut object, patch);

@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use stowage_model::labels;
+use stowage_model::offering::{CapacityType, Catalog};
+use stowage_model::time::UnixMillis;
+use stowage_planner::{Effort, PlanSettings};
 
 use crate::decisions::disruption::node_facts::{Facts, FactsCache};
 use crate::decisions::disruption::simulate::{Outcome, Simulator};
-use crate::model::labels;
-use crate::model::offering::{CapacityType, Catalog};
-use crate::model::time::UnixMillis;
-use crate::planner::Effort;
-use crate::planner::input::settings::Settings;
 use crate::state::instance_types::ReadyPool;
 use crate::state::plan_record::Holds;
 use crate::state::snapshot::SnapshotRequest;
@@ -106,7 +105,7 @@ impl SmallCluster {
 
     /// What simulates the removal of any node, before the present demand is planned.
     pub fn simulator_before_plan(&self) -> Simulator {
-        let settings = Settings::default();
+        let settings = PlanSettings::default();
         let request = SnapshotRequest { pools: &self.pools, settings: &settings, now: NOW };
         let claims = self.state.claims.keys().map(String::as_str);
         Simulator::new(&self.state, &Holds::default(), &self.facts(), &mut SnapshotCache::default(), request, claims)

@@ -2,8 +2,8 @@
 //! The old annotation stays, since other tools may read it. An existing value of the current annotation never changes.
 
 use serde_json::Value;
+use stowage_model::labels::{DO_NOT_DISRUPT, DO_NOT_EVICT};
 
-use crate::model::labels::{DO_NOT_DISRUPT, DO_NOT_EVICT};
 use crate::webhook::rule::Rule;
 
 pub(crate) const RULE: Rule = Rule {

@@ -3,8 +3,8 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
+use stowage_model::labels::{NORMALIZED, WEBHOOK};
 
-use crate::model::labels::{NORMALIZED, WEBHOOK};
 use crate::webhook::pod::{list, object_mut, text};
 use crate::webhook::registry::{RULES, Rules};
 

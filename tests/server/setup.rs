@@ -5,12 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use stowage::parts::Metrics;
-use stowage::parts::Millicores;
-use stowage::parts::Resources;
-use stowage::parts::UnixMillis;
-use stowage::parts::{AppState, BoundAddrs, Server, ServerConfig, now};
-use stowage::parts::{Hold, NodeRoom, View, ViewInput};
+use stowage::parts::{AppState, BoundAddrs, Hold, Metrics, NodeRoom, Server, ServerConfig, View, ViewInput, now};
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::Millicores;
 use tempfile::TempDir;
 
 use crate::wire::{Authority, Connection, HTTP1, Pair};

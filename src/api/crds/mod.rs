@@ -8,8 +8,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
-use crate::api::crds::rules::Rule;
-use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
+use crate::crds::rules::Rule;
+use crate::{Ec2NodeClass, NodeClaim, NodePool};
 
 /// The CRDs of NodePool, NodeClaim and EC2NodeClass.
 ///

@@ -5,8 +5,9 @@
 //! (Karpenter rejects the list only when every term is invalid); and a restricted domain is that domain and its subdomains, not
 //! every domain that ends in the same letters.
 
-use crate::api::node_class::selectors::ALIAS_FAMILIES;
-use crate::model::labels;
+use stowage_model::labels;
+
+use crate::node_class::selectors::ALIAS_FAMILIES;
 
 /// A rule and the schema node that it is attached to.
 pub(crate) struct Rule {

@@ -1,10 +1,15 @@
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::*;
 
+/// The folder of the top level.
+fn package() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
 #[test]
 fn checked_in_crds_match_the_types() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("crds");
+    let folder = package().join("crds");
     let files = files().unwrap();
     if std::env::var_os("STOWAGE_REGENERATE").is_some() {
         std::fs::create_dir_all(&folder).unwrap();
@@ -14,7 +19,7 @@ fn checked_in_crds_match_the_types() {
     }
     for (name, text) in &files {
         let checked_in = std::fs::read_to_string(folder.join(name)).unwrap_or_default();
-        assert!(checked_in == *text, "crds/{name} is stale: run STOWAGE_REGENERATE=1 cargo test --lib crds");
+        assert!(checked_in == *text, "crds/{name} is stale: run STOWAGE_REGENERATE=1 cargo test -p stowage-api crds");
     }
     let mut present: Vec<String> =
         std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -53,7 +58,7 @@ fn typed_crds_contain_the_cel_rules() {
 
 /// The documents of each manifest in `tests/data/manifests/<folder>`, by file name.
 fn manifests(folder: &str) -> Vec<(String, Vec<Value>)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/manifests").join(folder);
+    let folder = package().join("tests/data/manifests").join(folder);
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     assert!(!files.is_empty());
@@ -147,8 +152,8 @@ const ONLY_THE_API_SERVER: [&str; 6] = [
 #[test]
 fn validation_rejects_the_pools_that_the_api_server_rejects() {
     let valid = |spec: Value| match serde_json::from_value(spec) {
-        Ok(spec) => crate::api::validation::node_pool(&spec),
-        Err(error) => vec![crate::api::validation::Invalid { field: "spec".into(), message: error.to_string() }],
+        Ok(spec) => crate::validation::node_pool(&spec),
+        Err(error) => vec![crate::validation::Invalid { field: "spec".into(), message: error.to_string() }],
     };
     for (name, documents) in manifests("good") {
         if name.starts_with("nodepool") {

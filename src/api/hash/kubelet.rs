@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use crate::api::go_duration::GoDuration;
-use crate::api::hash::go::{Struct, boolean, duration, int32, map, set, string, strings, text};
+use crate::go_duration::GoDuration;
+use crate::hash::go::{Struct, boolean, duration, int32, map, set, string, strings, text};
 
 /// Members of the struct `KubeletConfiguration` of Karpenter 1.14: name in JSON, name in Go, hash of the value.
 type Member = (&'static str, &'static str, fn(&Value) -> Option<u64>);

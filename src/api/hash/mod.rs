@@ -11,8 +11,8 @@ mod kubelet;
 pub mod node_class;
 pub mod node_pool;
 
-pub use crate::api::hash::node_class::{NodeClassVersion, node_class};
-pub use crate::api::hash::node_pool::{NODE_POOL_VERSION, node_pool};
+pub use crate::hash::node_class::{NodeClassVersion, node_class};
+pub use crate::hash::node_pool::{NODE_POOL_VERSION, node_pool};
 
 #[cfg(test)]
 mod tests {

@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use crate::api::Ec2NodeClassSpec;
-use crate::api::hash::go::{Struct, boolean, int32, int64, non_empty, non_false, set, string, strings, text};
-use crate::api::hash::kubelet;
+use crate::Ec2NodeClassSpec;
+use crate::hash::go::{Struct, boolean, int32, int64, non_empty, non_false, set, string, strings, text};
+use crate::hash::kubelet;
 
 /// A version of the algorithm, for `karpenter.k8s.aws/ec2nodeclass-hash-version`. Each release of Karpenter writes its own version, and
 /// computes hashes of any other version again.

@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use crate::api::NodePoolSpec;
-use crate::api::duration::parse_or_never;
-use crate::api::hash::go::{Struct, duration, fnv1, non_empty, set, strings};
+use crate::NodePoolSpec;
+use crate::duration::parse_or_never;
+use crate::hash::go::{Struct, duration, fnv1, non_empty, set, strings};
 
 /// Version of [`node_pool`], for `karpenter.sh/nodepool-hash-version`.
 pub const NODE_POOL_VERSION: &str = "v3";

@@ -11,13 +11,13 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use k8s_openapi::api::core::v1::Taint;
+use stowage_model::labels;
 
-use crate::api::node_pool::{Budget, NodeClaimTemplateSpec, NodePoolSpec};
-use crate::api::{NodeClassRef, duration};
-use crate::model::labels;
+use crate::node_pool::{Budget, NodeClaimTemplateSpec, NodePoolSpec};
+use crate::{NodeClassRef, duration};
 
-pub use crate::api::validation::requirements::{contradictions, requirements};
-pub use crate::api::validation::syntax::{is_label_value, is_qualified_name, is_quantity};
+pub use crate::validation::requirements::{contradictions, requirements};
+pub use crate::validation::syntax::{is_label_value, is_qualified_name, is_quantity};
 
 /// A validation error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::Requirement;
-use crate::api::validation::{Invalid, is_label_value, is_qualified_name, not_a_label_value};
-use crate::model::labels;
+use stowage_model::labels;
+
+use crate::Requirement;
+use crate::validation::{Invalid, is_label_value, is_qualified_name, not_a_label_value};
 
 const OPERATORS: [&str; 8] = ["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt", "Gte", "Lte"];
 

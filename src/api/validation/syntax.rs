@@ -1,6 +1,6 @@
 //! Syntax of qualified names, label values and quantities in Kubernetes.
 
-pub use crate::model::labels::is_label_value;
+pub use stowage_model::labels::is_label_value;
 
 /// True for a qualified name: an optional DNS subdomain and a slash, then at most 63 letters, digits, `-`, `_` and `.` with a
 /// letter or digit at both ends.

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use prometheus::IntCounterVec;
+use stowage_api::NodeClaim;
+use stowage_model::pause;
 use tokio::task::JoinSet;
 
-use crate::api::NodeClaim;
 use crate::cli::controller::arguments::ControllerArgs;
 use crate::cli::controller::cloud::{Prepared, cloud};
 use crate::cli::controller::start_cloud::{Starting, lost};
@@ -34,7 +35,6 @@ use crate::controllers::{
     unsupported_kinds,
 };
 use crate::decisions::provisioning::batch_window::BatchLimits;
-use crate::model::pause;
 use crate::server::AppState;
 use crate::state::object_ext::NodeClaimExt;
 use crate::state::{Cluster, ClusterState, watch};

@@ -9,8 +9,9 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use kube::{Api, ResourceExt};
+use stowage_api::{Ec2NodeClass, NodePool};
+use stowage_planner::DefaultSpread;
 
-use crate::api::{Ec2NodeClass, NodePool};
 use crate::cli::args::LeaseArgs;
 use crate::cli::aws::AwsArgs;
 use crate::cli::cluster;
@@ -20,7 +21,6 @@ use crate::cloud::ec2::aws::client::ClientOverrides;
 use crate::cloud::ec2::preflight;
 use crate::cloud::ec2::preflight::{CheckResult, ClassSource, leases};
 use crate::controllers::leader::other_leaders::KARPENTER_LEASE;
-use crate::planner::input::default_spread::DefaultSpread;
 
 /// No check failed.
 const FIT: u8 = 0;

@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::{Value, json};
+use stowage_api::Ec2NodeClass;
+use stowage_model::offering::InstanceType;
 
 use super::*;
-use crate::api::Ec2NodeClass;
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::ec2::bootstrap::kubelet_validation;
 use crate::cloud::ec2::bootstrap::kubelet_validation::Gate;
-use crate::model::offering::InstanceType;
 
 const GIB: i64 = 1 << 30;
 

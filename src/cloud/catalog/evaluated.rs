@@ -125,9 +125,9 @@ impl Reserved {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_api::Ec2NodeClass;
 
     use super::*;
-    use crate::api::Ec2NodeClass;
     use crate::cloud::catalog::overhead::MIB;
     use crate::cloud::catalog::{SpotPricing, embedded};
 

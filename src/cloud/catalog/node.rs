@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::api::Ec2NodeClass;
+use stowage_api::Ec2NodeClass;
+use stowage_model::offering::{CapacityType, Catalog, InstanceType, Offering};
+
 use crate::cloud::catalog::price::SpotPricing;
 use crate::cloud::catalog::raw::{RawCatalog, RawInstanceType, architecture};
 use crate::cloud::catalog::settings::NodeSettings;
 use crate::cloud::catalog::{labels, overhead};
-use crate::model::offering::{CapacityType, Catalog, InstanceType, Offering};
 
 /// Name of the EBS CSI driver.
 pub const EBS_DRIVER: &str = "ebs.csi.aws.com";

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use stowage_model::resources::{EFA, Resources};
+use stowage_model::units::{Bytes, Millicores};
+
 use crate::cloud::catalog::raw::RawInstanceType;
 use crate::cloud::catalog::settings::{NodeSettings, Threshold};
-use crate::model::resources::{EFA, Resources};
-use crate::model::units::{Bytes, Millicores};
 
 /// Bytes of a MiB.
 #[cfg(test)]

@@ -1,9 +1,8 @@
 //! Prices of the raw catalog: on-demand list prices, and spot prices by a rule.
 
 use serde::{Deserialize, Deserializer};
-
-use crate::model::draw::draw_between;
-use crate::model::units::MicroUsd;
+use stowage_model::draw::draw_between;
+use stowage_model::units::MicroUsd;
 
 /// Why a spot ratio can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

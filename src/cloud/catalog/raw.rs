@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Deserializer};
+use stowage_model::offering::CapacityType;
+use stowage_model::units::MicroUsd;
 
 use crate::cloud::catalog::price;
 use crate::cloud::catalog::price::SpotPricing;
-use crate::model::offering::CapacityType;
-use crate::model::units::MicroUsd;
 
 /// Why a catalog can't be used.
 #[derive(Debug, thiserror::Error)]

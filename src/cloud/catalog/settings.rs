@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::node_class::BlockDeviceMapping;
-use crate::api::{Ec2NodeClass, Ec2NodeClassSpec};
+use stowage_api::node_class::BlockDeviceMapping;
+use stowage_api::{Ec2NodeClass, Ec2NodeClassSpec};
+use stowage_model::quantity::{parse_bytes, parse_cpu};
+use stowage_model::units::{Bytes, Millicores};
+
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::kubelet_config::Kubelet;
 use crate::cloud::kubelet_config::expressions::Expressions;
-use crate::model::quantity::{parse_bytes, parse_cpu};
-use crate::model::units::{Bytes, Millicores};
 
 /// Default size of the volume for pods.
 const DEFAULT_VOLUME: Bytes = Bytes::from_gib(20);

@@ -1,17 +1,18 @@
 //! The embedded numbers compared with the values of the Karpenter AWS reference and with the rule of the plan checker.
 
+use stowage_model::offering::CapacityType;
+use stowage_model::offering::InstanceType;
+use stowage_model::offering::Offering;
+use stowage_model::resources::Resources;
+use stowage_model::units::MicroUsd;
+use stowage_model::units::{Bytes, Millicores};
+
 use crate::cloud::catalog::overhead::MIB;
 use crate::cloud::catalog::settings::Reserved;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::cloud::ami_family::AmiFamily;
-use crate::model::offering::CapacityType;
-use crate::model::offering::InstanceType;
-use crate::model::offering::Offering;
-use crate::model::resources::Resources;
-use crate::model::units::MicroUsd;
-use crate::model::units::{Bytes, Millicores};
 use std::sync::Arc;
 
 fn shape(name: &str, settings: &NodeSettings) -> InstanceType {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::node_class::{AmiRequirement, AmiStatus};
-use crate::model::labels;
+use stowage_api::node_class::{AmiRequirement, AmiStatus};
+use stowage_model::labels;
 
 /// Whether an instance type with these labels boots an image with these requirements. Requirements on the operating system and
 /// the Windows build are ignored: instance types do not have these labels.

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::api::Ec2NodeClass;
+use stowage_api::Ec2NodeClass;
+
 use crate::cloud::catalog::NodeSettings;
 
 /// Settings of EC2, with Karpenter's names and defaults.

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use aws_sdk_ec2::types::{ResourceType, Tag, TagSpecification};
-
-use crate::model::labels;
+use stowage_model::labels;
 
 /// Tag key; the value is the name of the cluster.
 pub const CLUSTER_TAG: &str = "eks:eks-cluster-name";

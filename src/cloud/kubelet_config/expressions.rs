@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
+use stowage_api::validation::is_quantity;
 
-use crate::api::validation::is_quantity;
 use crate::cloud::kubelet_config::expression::{Expression, ExpressionError, Variables};
 use crate::cloud::kubelet_config::programs::program;
 use crate::cloud::kubelet_config::{Kubelet, KubeletMap, MaxPods};

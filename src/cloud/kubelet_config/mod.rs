@@ -10,9 +10,8 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
-
-use crate::api::go_duration::GoDuration;
-use crate::api::validation::is_quantity;
+use stowage_api::go_duration::GoDuration;
+use stowage_api::validation::is_quantity;
 
 /// A class's `spec.kubelet` as it is stored.
 pub type KubeletMap = BTreeMap<String, Value>;

@@ -4,6 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use stowage_model::draw::draw_between;
+use stowage_model::time::UnixMillis;
+
 use crate::cloud::simulated::config::Timings;
 use crate::cloud::simulated::new_instance::NewInstance;
 use crate::cloud::simulated::node_steps::{NodeAction, next_step};
@@ -15,8 +18,6 @@ use crate::cloud::simulated::state::{EngineState, InstanceRecord, JournalEntry, 
 use crate::cloud::{
     CloudError, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, MessageKind, Override,
 };
-use crate::model::draw::draw_between;
-use crate::model::time::UnixMillis;
 
 /// How long a terminated instance is still described; EC2 documents about an hour.
 const DESCRIBED_AFTER_TERMINATION: Duration = Duration::from_hours(1);

@@ -23,6 +23,11 @@ use kube::core::PartialObjectMeta;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, ResourceExt};
 use serde_json::json;
+use stowage_model::labels;
+use stowage_model::labels as keys;
+use stowage_model::offering::InstanceType;
+use stowage_model::resources::Resources;
+use stowage_model::units::Bytes;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
@@ -31,11 +36,6 @@ use crate::cloud::simulated::node_steps::NodeAction;
 use crate::cloud::simulated::provider::SimulatedEc2;
 use crate::cloud::simulated::script::InstanceEvent;
 use crate::cloud::simulated::state::{InstanceRecord, NodeStep};
-use crate::model::labels;
-use crate::model::labels as keys;
-use crate::model::offering::InstanceType;
-use crate::model::resources::Resources;
-use crate::model::units::Bytes;
 
 /// Annotation of the nodes that kwok manages.
 pub const FAKE_NODE: &str = "kwok.x-k8s.io/node";

@@ -133,10 +133,11 @@ fn replay(text: &[u8]) -> Result<EngineState, (usize, serde_json::Error)> {
 
 #[cfg(test)]
 mod tests {
+    use stowage_model::time::UnixMillis;
+
     use super::*;
     use crate::cloud::MessageKind;
     use crate::cloud::simulated::state::{NodeStep, QueuedMessage};
-    use crate::model::time::UnixMillis;
 
     fn started() -> JournalEntry {
         JournalEntry::Started { at: UnixMillis(5), launches: 0, messages: 0 }

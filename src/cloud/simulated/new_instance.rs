@@ -3,12 +3,13 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use stowage_model::draw::{draw, draw_between};
+use stowage_model::time::UnixMillis;
+
 use crate::cloud::simulated::config::Timings;
 use crate::cloud::simulated::script::Action;
 use crate::cloud::simulated::state::{InstanceRecord, NodeProgress};
 use crate::cloud::{LaunchRequest, Override};
-use crate::model::draw::{draw, draw_between};
-use crate::model::time::UnixMillis;
 
 /// Image of every simulated instance, by which its NodeClaim is recognized.
 pub const IMAGE_ID: &str = "ami-0512a1ed5104a7ed0";

@@ -1,8 +1,9 @@
 //! Steps of an instance's Node object: registration at boot, device report, end of heartbeats at shutdown, deletion after the
 //! termination.
 
+use stowage_model::time::UnixMillis;
+
 use crate::cloud::simulated::state::{InstanceRecord, NodeStep};
-use crate::model::time::UnixMillis;
 
 /// A due step of a Node object.
 #[derive(Clone, Debug, PartialEq)]

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use stowage_api::launch_group::LaunchGroup;
+use stowage_api::{Ec2NodeClass, NodeClaim};
+use stowage_model::offering::{Catalog, InstanceType};
+use stowage_model::time::UnixMillis;
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use crate::api::launch_group::LaunchGroup;
-use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::clock;
 use crate::cloud::catalog::{NodeSettings, embedded};
 use crate::cloud::launch::launchable;
@@ -26,8 +28,6 @@ use crate::cloud::simulated::state::{EngineState, NodeStep};
 use crate::cloud::{
     Capabilities, Cloud, CloudError, Instance, LaunchError, LaunchRequest, Launched, Message, Override,
 };
-use crate::model::offering::{Catalog, InstanceType};
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// Longest wait for a change of the state.

@@ -14,8 +14,8 @@
 
 use std::time::Duration;
 
-use crate::model::draw::draw;
-use crate::model::offering::CapacityType;
+use stowage_model::draw::draw;
+use stowage_model::offering::CapacityType;
 
 /// The events of a simulation, in the order of the script.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

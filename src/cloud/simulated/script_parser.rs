@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value};
+use stowage_model::offering::CapacityType;
 
 use crate::cloud::simulated::script::{Action, Event, InstanceEvent, Script, Selector, Trigger};
-use crate::model::offering::CapacityType;
 
 /// Why a script can't be used.
 #[derive(Debug, thiserror::Error)]

@@ -1,10 +1,11 @@
 //! The scripted events that apply at a time, and when the next ones are due. Reads the state; [`engine`](super::engine) changes it.
 
+use stowage_model::offering::CapacityType;
+use stowage_model::time::UnixMillis;
+
 use crate::cloud::simulated::script::{Event, InstanceEvent, Script, Trigger};
 use crate::cloud::simulated::state::{EngineState, InstanceRecord};
 use crate::cloud::{LaunchRequest, Override};
-use crate::model::offering::CapacityType;
-use crate::model::time::UnixMillis;
 
 /// The targets of an instance event that applies now: ids in the order of launch. `None` if the event was applied before or is not
 /// due.

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use stowage_model::offering::{CapacityType, Catalog, InstanceType};
+use stowage_model::time::UnixMillis;
+use stowage_model::units::MicroUsd;
+
 use crate::cloud::Override;
 use crate::cloud::catalog::{NodeSettings, RawCatalog, SpotPricing, SpotRatio};
 use crate::cloud::simulated::script::{Action, Event, Selector, Trigger};
-use crate::model::offering::{CapacityType, Catalog, InstanceType};
-use crate::model::time::UnixMillis;
-use crate::model::units::MicroUsd;
 
 /// How long an offering is unavailable after a failed launch, as in Karpenter.
 pub const UNAVAILABLE_TTL: Duration = Duration::from_mins(3);

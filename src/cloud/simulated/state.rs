@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Taint;
 use serde::{Deserialize, Serialize};
+use stowage_model::offering::CapacityType;
+use stowage_model::time::UnixMillis;
 
 use crate::cloud::{Instance, InstanceState, MessageKind};
-use crate::model::offering::CapacityType;
-use crate::model::time::UnixMillis;
 
 /// An instance and its life cycle.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -280,8 +280,7 @@ impl EngineState {
 
 mod capacity_type {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    use crate::model::offering::CapacityType;
+    use stowage_model::offering::CapacityType;
 
     #[allow(clippy::trivially_copy_pass_by_ref)] // The signature is serde's.
     pub fn serialize<S: Serializer>(value: &CapacityType, serializer: S) -> Result<S::Ok, S::Error> {

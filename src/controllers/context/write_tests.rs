@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
+use stowage_model::events;
 
 use super::*;
-use crate::model::events;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::store::Refusal;

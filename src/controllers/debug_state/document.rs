@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use kube::ResourceExt;
 use serde::Serialize;
+use stowage_api::NodeClaim;
+use stowage_api::conditions;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodeClaim;
-use crate::api::conditions;
 use crate::cloud::offering_state::OfferingState;
 use crate::controllers::debug_state::snapshot::{Capped, LeaderCopy, Snapshot};
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::last_decisions::{LastConsolidation, LastPlan};
 use crate::decisions::provisioning::quarantine::Cause;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::sync::heartbeat::Turn;
@@ -232,7 +232,7 @@ impl<'a> DebugState<'a> {
             leading: process.leading_since.is_some(),
             leading_since: process.leading_since.map(UnixMillis::rfc3339),
             not_ready: &process.not_ready,
-            paused: cluster.pause.map(crate::model::pause::Pause::label),
+            paused: cluster.pause.map(stowage_model::pause::Pause::label),
             objects: cluster.counts.iter().copied().collect(),
             watches: snapshot
                 .watches

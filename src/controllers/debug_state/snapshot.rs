@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
+use stowage_model::pause::Pause;
+use stowage_model::pod_class::PodClass;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodeClaim;
 use crate::cloud::offering_state::OfferingState;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::last_decisions::{LastConsolidation, LastPlan};
 use crate::decisions::provisioning::quarantine::Cause;
 use crate::decisions::provisioning::unschedulable::in_turns;
-use crate::model::pause::Pause;
-use crate::model::pod_class::PodClass;
-use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
 use crate::state::plan_record::Holds;
 use crate::state::pods::{PodRecord, Scheduling};

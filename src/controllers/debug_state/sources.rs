@@ -2,14 +2,15 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
+use stowage_model::pod_class::PodClass;
+use stowage_model::time::UnixMillis;
+
 use crate::controllers::caps::Capped as CappedAction;
 use crate::controllers::context::Context;
 use crate::controllers::debug_state::document;
 use crate::controllers::debug_state::snapshot::{Capped, ClusterCopy, LeaderCopy, MAX_ENTRIES, Process, Snapshot};
 use crate::controllers::derived_state::DerivedState;
 use crate::decisions::provisioning::quarantine::Cause;
-use crate::model::pod_class::PodClass;
-use crate::model::time::UnixMillis;
 use crate::state::Cluster;
 use crate::sync::lock;
 

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use stowage_model::labels;
+use stowage_model::offering::Catalog;
+use stowage_model::time::UnixMillis;
+use stowage_planner::PlanSettings;
 
 use super::*;
 use crate::decisions::holds::resolve;
-use crate::model::labels;
-use crate::model::offering::Catalog;
-use crate::model::time::UnixMillis;
-use crate::planner::input::settings::Settings;
 use crate::state::instance_types::ReadyPool;
 use crate::test_support::objects;
 
@@ -103,7 +103,7 @@ fn pools(catalog: &Arc<Catalog>) -> Vec<ReadyPool> {
 }
 
 fn take_now(state: &ClusterState, cache: &mut SnapshotCache, catalog: &Arc<Catalog>) -> Snapshot {
-    let (pools, settings, now) = (pools(catalog), Settings::default(), UnixMillis(1_000));
+    let (pools, settings, now) = (pools(catalog), PlanSettings::default(), UnixMillis(1_000));
     let request = SnapshotRequest { pools: &pools, settings: &settings, now };
     let holds = resolve(state, now);
     take(state, &holds, demand(state, &holds, now), cache, request)

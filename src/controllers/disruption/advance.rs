@@ -8,9 +8,10 @@ use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
+use stowage_api::NodeClaim;
+use stowage_planner::Effort;
 use tokio::time::Instant;
 
-use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::deletion::delete_unchanged_claim;
@@ -24,7 +25,6 @@ use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::disruption::progress::{Progress, Step, progress, progress_of, unheld_of};
 use crate::decisions::disruption::simulate::Targets;
 use crate::decisions::staleness::Removal;
-use crate::planner::Effort;
 use crate::state::plan_record::MoveTerms;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(50), resync: Duration::from_millis(500) };

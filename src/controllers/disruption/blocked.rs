@@ -1,10 +1,11 @@
 //! Events about outdated nodes that are not replaced, on each claim and its Node.
 
+use stowage_model::events;
+
 use crate::controllers::context::Context;
 use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::expiration::expires_at;
-use crate::model::events;
 
 /// Maximum number of claims that one pass reports: a tenant may block every node.
 const MAX_REPORTED: usize = 100;

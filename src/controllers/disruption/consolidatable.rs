@@ -6,14 +6,14 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
 use serde_json::json;
+use stowage_api::NodeClaim;
+use stowage_api::conditions::CONSOLIDATABLE;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodeClaim;
-use crate::api::conditions::CONSOLIDATABLE;
 use crate::clock;
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::decisions::disruption::consolidatable::{QuietStatus, outdated};
-use crate::model::time::UnixMillis;
 use crate::sync::heartbeat;
 
 const PERIOD: Duration = Duration::from_secs(1);

@@ -4,6 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use stowage_model::events;
+use stowage_model::time::UnixMillis;
+use stowage_planner::Effort;
+
 use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
@@ -18,9 +22,6 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::simulate::Simulator;
 use crate::decisions::disruption::verdicts::{Reports, Verdict};
 use crate::decisions::last_decisions::LastConsolidation;
-use crate::model::events;
-use crate::model::time::UnixMillis;
-use crate::planner::Effort;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::lock;
 

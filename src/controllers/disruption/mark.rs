@@ -5,13 +5,13 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde_json::json;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
 
-use crate::api::NodeClaim;
 use crate::controllers::context::{Context, is_conflict};
 use crate::controllers::disruption::taint::{taint, untaint};
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::move_record::MoveRecord;
-use crate::model::labels;
 
 /// Attempts to write the taint of a node that other clients write at the same time, and the wait for the watch between two of them.
 const ATTEMPTS: u32 = 8;

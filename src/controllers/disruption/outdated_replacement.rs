@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use stowage_model::time::UnixMillis;
+use stowage_planner::Effort;
 use tokio::task::spawn_blocking;
 
 use crate::clock;
@@ -17,8 +19,6 @@ use crate::decisions::disruption::outdated::OutdatedNode;
 use crate::decisions::disruption::outdated_replacement::{OutdatedAttempt, OutdatedReplacement};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::simulate::{Outcome, Simulator};
-use crate::model::time::UnixMillis;
-use crate::planner::Effort;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::heartbeat;
 

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use stowage_model::time::UnixMillis;
+
 use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::blocked::report_blocked;
@@ -22,7 +24,6 @@ use crate::decisions::disruption::verdicts::Reports;
 use crate::decisions::lifecycle::expiration::next_replaced_from;
 use crate::decisions::staleness::Removal;
 use crate::decisions::static_pools::outdated::replaceable;
-use crate::model::time::UnixMillis;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::{heartbeat, lock};
 

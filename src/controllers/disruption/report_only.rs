@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use kube::ResourceExt;
+use stowage_model::time::UnixMillis;
 
 use crate::controllers::context::Context;
 use crate::controllers::event_queue::EventQueue;
@@ -11,7 +12,6 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::verdicts::{Reports, Verdict};
 use crate::decisions::lifecycle::expiration::expired;
 use crate::decisions::lifecycle::node_repair::repairs;
-use crate::model::time::UnixMillis;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::lock;
 

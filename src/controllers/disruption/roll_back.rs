@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
 use serde_json::json;
+use stowage_model::events;
 
 use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found};
@@ -14,7 +15,6 @@ use crate::controllers::disruption::mark::unmark;
 use crate::controllers::disruption::metrics::{self, Removed};
 use crate::decisions::disruption::progress::Progress;
 use crate::decisions::provisioning::plan_changes::{claims_with, without_pods};
-use crate::model::events;
 use crate::state::object_ext::NodeClaimExt;
 use crate::state::pods::PodRecord;
 use crate::sync::lock;

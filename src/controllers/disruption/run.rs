@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
+use stowage_api::conditions::{Conditions, Status};
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::time::UnixMillis;
 
-use crate::api::conditions::{Conditions, Status};
-use crate::api::{NodeClaim, conditions};
 use crate::clock;
 use crate::controllers::condition_writer::write_condition;
 use crate::controllers::context::{Context, ignore_not_found, is_conflict};
@@ -25,7 +26,6 @@ use crate::decisions::disruption::emptiness::{self, EmptyNodeStep};
 use crate::decisions::disruption::marked::{MarkedNodes, unreported_reasons};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::staleness::Removal;
-use crate::model::time::UnixMillis;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::heartbeat;
 

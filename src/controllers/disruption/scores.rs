@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use stowage_model::events;
+
 use crate::controllers::context::{Context, reference};
 use crate::decisions::disruption::moves::Move;
-use crate::model::events;
 
 /// Values of the label `decision` of metrics.
 pub const APPROVED: &str = "approved";

@@ -3,14 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use stowage_model::time::UnixMillis;
+use stowage_planner::Effort;
+
 use crate::controllers::context::Context;
 use crate::controllers::disruption::run::choose_empty;
 use crate::controllers::provisioning::isolation::generation;
 use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::outdated::next_to_replace;
 use crate::decisions::disruption::simulate::{Outcome, Simulator};
-use crate::model::time::UnixMillis;
-use crate::planner::Effort;
 use crate::state::instance_types::ReadyPool;
 use crate::state::snapshot::SnapshotRequest;
 use crate::sync::lock;

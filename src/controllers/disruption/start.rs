@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures::{StreamExt, stream};
+use stowage_model::events;
+use stowage_model::events::DeclaredEvent;
+use stowage_planner::Plan;
 
 use crate::clock;
 use crate::controllers::caps::Capped;
@@ -23,9 +26,6 @@ use crate::decisions::disruption::progress::give_up_after;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::holds::unheld;
 use crate::decisions::staleness::Removal;
-use crate::model::events;
-use crate::model::events::DeclaredEvent;
-use crate::planner::output::plan::Plan;
 use crate::state::instance_types::ReadyPool;
 use crate::state::object_ext::ObjectExt;
 use crate::state::plan_record::MoveTerms;

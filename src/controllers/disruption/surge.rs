@@ -6,12 +6,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
+use stowage_model::{events, labels};
 
 use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found, pod_reference};
 use crate::decisions::disruption::surge::{Surging, to_return};
 use crate::decisions::staleness::Removal;
-use crate::model::{events, labels};
 
 /// Concurrent writes.
 const CONCURRENCY: usize = 16;

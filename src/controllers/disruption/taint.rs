@@ -1,10 +1,10 @@
 //! The disruption taint, which keeps new pods off a leaving node.
 
 use k8s_openapi::api::core::v1::{Node, Taint};
+use stowage_model::labels;
 
 use crate::controllers::context::Context;
 use crate::decisions::disruption::mark::is_tainted;
-use crate::model::labels;
 use crate::state::object_ext::NodeExt;
 
 /// Taints a node and excludes it from load balancers, unless it is tainted already.

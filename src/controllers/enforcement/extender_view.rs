@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures::FutureExt;
+use stowage_model::time::UnixMillis;
 use tokio::sync::Notify;
 
 use crate::clock;
@@ -14,7 +15,6 @@ use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::placement::view::ViewCache;
 use crate::extender::View;
-use crate::model::time::UnixMillis;
 use crate::state::Cluster;
 use crate::sync::heartbeat;
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt;
+use stowage_model::events;
 
 use crate::clock;
 use crate::controllers::context::{Context, pod_reference};
 use crate::decisions::provisioning::unschedulable::in_turns;
-use crate::model::events;
 use crate::state::ClusterState;
 use crate::state::instance_types::offering_of;
 use crate::state::plan_record::Holds;
@@ -79,10 +79,10 @@ fn note(state: &ClusterState, name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_model::labels;
+    use stowage_model::time::UnixMillis;
 
     use super::*;
-    use crate::model::labels;
-    use crate::model::time::UnixMillis;
     use crate::test_support::objects;
 
     fn state(pods: &[(&str, &str)]) -> ClusterState {

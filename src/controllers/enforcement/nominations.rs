@@ -9,6 +9,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
 use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found, is_conflict, is_not_found};
@@ -20,8 +22,6 @@ use crate::decisions::placement::nominations::Nominations;
 use crate::decisions::placement::refusals::Withdrawal;
 use crate::decisions::pod_ref::PodRef;
 use crate::decisions::rate_cap::RateCap;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::state::pod_waits::PodWait;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };

@@ -6,14 +6,14 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::ResourceExt;
 use serde_json::json;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
 
-use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::enforcement::nominations::nominate;
 use crate::decisions::lifecycle::initialization::uninitialized_reason;
 use crate::decisions::placement::opening::{hold_until, must_wait, opening};
-use crate::model::labels;
 use crate::state::object_ext::NodeExt;
 
 /// Wait for a node that is not ready to be opened.

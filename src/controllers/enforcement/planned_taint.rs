@@ -10,13 +10,13 @@ use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
 use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::placement::planned_taint::{Admission, Change, PlannedTaints, TaintActions, closed_for_moves};
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::NodeExt;
 use crate::state::plan_record::Holds;
 

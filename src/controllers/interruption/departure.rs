@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
+use stowage_model::events;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::{Context, pod_reference};
 use crate::controllers::deletion::delete_claim_or_log;
@@ -16,8 +18,6 @@ use crate::controllers::evictions::{evict, note};
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::disruption::departure::{self, Departure, Step};
 use crate::decisions::disruption::mark::DisruptionMark;
-use crate::model::events;
-use crate::model::time::UnixMillis;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(50), resync: Duration::from_millis(500) };
 

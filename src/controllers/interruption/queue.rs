@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
+use stowage_model::events;
+use stowage_model::events::{DeclaredEvent, EventSpec};
 
-use crate::api::NodeClaim;
 use crate::clock;
 use crate::cloud::{CloudError, Message, MessageKind};
 use crate::controllers::context::Context;
@@ -21,8 +23,6 @@ use crate::decisions::interruption::confirmation;
 use crate::decisions::interruption::confirmation::Confirmation;
 use crate::decisions::interruption::response::{InterruptionAction, action, claim_of, kind_label};
 use crate::decisions::rate_cap::RateCap;
-use crate::model::events;
-use crate::model::events::{DeclaredEvent, EventSpec};
 use crate::state::object_ext::NodeClaimExt;
 use crate::sync::heartbeat;
 use crate::sync::lock;
@@ -296,9 +296,10 @@ mod write_tests;
 
 #[cfg(test)]
 mod tests {
+    use stowage_model::events::EventType;
+    use stowage_model::time::UnixMillis;
+
     use super::*;
-    use crate::model::events::EventType;
-    use crate::model::time::UnixMillis;
 
     fn message(instance: &str, receipt: &str) -> Message {
         let (receipt, instance_id) = (receipt.to_owned(), instance.to_owned());

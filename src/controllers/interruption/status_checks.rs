@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
+use stowage_model::events;
+use stowage_model::instance_health::{Unhealthy, UnhealthyTracker};
 
-use crate::api::NodeClaim;
 use crate::clock;
 use crate::cloud::CloudError;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::expel;
 use crate::controllers::disruption::mark::mark;
 use crate::decisions::interruption::health_response::{HealthAction, action, reason, with_claims};
-use crate::model::events;
-use crate::model::instance_health::{Unhealthy, UnhealthyTracker};
 use crate::sync::heartbeat;
 
 /// How often the cloud is queried.

@@ -3,13 +3,13 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use stowage_model::events;
 use tokio::sync::watch::Receiver;
 
 use crate::clock;
 use crate::controllers::context::reference;
 use crate::controllers::event_recorder::EventRecorder;
 use crate::controllers::leader::other_leaders::OtherLeader;
-use crate::model::events;
 use crate::state::Cluster;
 
 /// How often the event is repeated: the API server removes events after an hour.

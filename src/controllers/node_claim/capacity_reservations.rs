@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use kube::ResourceExt;
 use serde_json::{Value, json};
+use stowage_api::NodeClaim;
+use stowage_model::events;
+use stowage_model::labels;
+use stowage_model::offering::CapacityType;
+use stowage_model::reservation::RESERVATION_LABELS;
 
-use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::disruption::mark::mark;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::lifecycle::capacity_reservations::{Demotions, demoted, expiring, has_reserved};
-use crate::model::events;
-use crate::model::labels;
-use crate::model::offering::CapacityType;
-use crate::model::reservation::RESERVATION_LABELS;
 use crate::sync::heartbeat;
 
 /// How often instances are compared with their labels.

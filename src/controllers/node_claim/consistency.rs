@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_api::conditions::Conditions;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::events;
 
-use crate::api::conditions::Conditions;
-use crate::api::{NodeClaim, conditions};
 use crate::controllers::condition_writer::write_condition;
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::decisions::lifecycle::consistency::issues;
-use crate::model::events;
 use crate::state::object_ext::NodeClaimExt;
 use crate::sync::heartbeat;
 

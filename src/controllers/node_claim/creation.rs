@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use futures::{Stream, StreamExt, stream};
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
+use stowage_api::NodeClaim;
 use tokio::time::sleep;
 
-use crate::api::NodeClaim;
 use crate::controllers::context::Context;
 use crate::controllers::node_claim::metrics;
 use crate::decisions::disruption::reason::DisruptionReason;
@@ -117,10 +117,10 @@ mod tests {
     use std::sync::Arc;
 
     use serde_json::json;
+    use stowage_model::labels;
 
     use super::*;
     use crate::decisions::placement::mode::PlacementMode;
-    use crate::model::labels;
     use crate::test_support::cloud::FakeCloud;
     use crate::test_support::failures::outcome;
     use crate::test_support::kubernetes::store::{Key, Refusal};

@@ -1,13 +1,13 @@
 //! Reports that a drained node waits for its volumes.
 
 use kube::ResourceExt;
+use stowage_api::conditions::Conditions;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::events;
 
-use crate::api::conditions::Conditions;
-use crate::api::{NodeClaim, conditions};
 use crate::controllers::condition_writer::write_condition;
 use crate::controllers::context::Context;
 use crate::decisions::termination::detachment::Detachment;
-use crate::model::events;
 
 /// Maximum number of volumes that an event names.
 const MAX_NAMED: usize = 5;

@@ -5,9 +5,11 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, ResourceExt};
+use stowage_api::conditions::Conditions;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::time::UnixMillis;
+use stowage_model::{events, labels};
 
-use crate::api::conditions::Conditions;
-use crate::api::{NodeClaim, conditions};
 use crate::clock;
 use crate::controllers::condition_writer::write_condition;
 use crate::controllers::context::{Context, is_not_found, pod_reference};
@@ -18,8 +20,6 @@ use crate::decisions::placement::closure::must_wait;
 use crate::decisions::pod_ref::PodRef;
 use crate::decisions::termination::drain_order::{DrainPass, waiting};
 use crate::decisions::termination::drain_report::drain_report;
-use crate::model::time::UnixMillis;
-use crate::model::{events, labels};
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
 /// State of a drain after a pass.

@@ -4,8 +4,8 @@
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
+use stowage_api::NodeClaim;
 
-use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::node_claim::metrics;

@@ -8,16 +8,16 @@ use futures::{StreamExt, stream};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 use serde_json::json;
+use stowage_api::NodeClaim;
+use stowage_api::conditions::{DRIFTED, Status};
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodeClaim;
-use crate::api::conditions::{DRIFTED, Status};
 use crate::clock;
 use crate::cloud::{Drift, NodeClassCloud};
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::lifecycle::drift::{DesiredState, DriftCheck, check, comparable, live_claims};
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::NodeClaimExt;
 
 const PACE: Pace = Pace { debounce: Duration::from_secs(2), resync: Duration::from_secs(10) };
@@ -110,9 +110,10 @@ mod write_tests;
 
 #[cfg(test)]
 mod tests {
+    use stowage_api::conditions;
+    use stowage_model::events;
+
     use super::*;
-    use crate::api::conditions;
-    use crate::model::events;
     use crate::test_support::objects;
 
     #[test]

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_model::events;
+use stowage_model::pause::Pause;
 
 use crate::clock;
 use crate::controllers::caps::Capped;
@@ -12,8 +14,6 @@ use crate::controllers::deletion::delete_claim_or_log;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::expiration::expired;
 use crate::decisions::staleness::Removal;
-use crate::model::events;
-use crate::model::pause::Pause;
 use crate::sync::heartbeat;
 
 /// Shortest and longest wait between two passes.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
+use stowage_api::NodeClaim;
 
-use crate::api::NodeClaim;
 use crate::clock;
 use crate::cloud::{Cloud, CloudError, Instance};
 use crate::controllers::caps::Capped;

@@ -7,10 +7,17 @@ use k8s_openapi::api::core::v1::Taint;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 use serde_json::json;
+use stowage_api::conditions::LAUNCHED;
+use stowage_api::launch_group::{LaunchGroup, named};
+use stowage_api::{Ec2NodeClass, NodeClaim};
+use stowage_model::events;
+use stowage_model::events::DeclaredEvent;
+use stowage_model::labels;
+use stowage_model::offering::{Catalog, InstanceType};
+use stowage_model::resources::{EFA, Resources};
+use stowage_model::time::UnixMillis;
+use stowage_model::units::MicroUsd;
 
-use crate::api::conditions::LAUNCHED;
-use crate::api::launch_group::{LaunchGroup, named};
-use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::clock;
 use crate::cloud::{
     Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, NodeClassCloud, Override, ReservedIn,
@@ -22,13 +29,6 @@ use crate::controllers::node_claim::metrics::preset_registered;
 use crate::controllers::node_claim::step_error::StepError;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::drift_hash::DriftHash;
-use crate::model::events;
-use crate::model::events::DeclaredEvent;
-use crate::model::labels;
-use crate::model::offering::{Catalog, InstanceType};
-use crate::model::resources::{EFA, Resources};
-use crate::model::time::UnixMillis;
-use crate::model::units::MicroUsd;
 use crate::state::claim_offers::offers;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 

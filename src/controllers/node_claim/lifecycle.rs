@@ -7,9 +7,12 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, ResourceExt};
 use serde_json::json;
+use stowage_api::NodeClaim;
+use stowage_model::events;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 use tokio::task::JoinSet;
 
-use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::deletion::{delete_claim_or_log, delete_node, request_deletion};
@@ -30,9 +33,6 @@ use crate::decisions::lifecycle::next_step::{REGISTRATION_TIMEOUT, Step, is_over
 use crate::decisions::lifecycle::queue::{DueStep, Queue, Requeue};
 use crate::decisions::staleness::Removal;
 use crate::decisions::termination::detachment::{Detachment, detachment};
-use crate::model::events;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::sync::panics::catch_async;
 use crate::sync::{heartbeat, lock};

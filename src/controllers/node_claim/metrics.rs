@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_api::conditions::INSTANCE_TERMINATING;
+use stowage_api::{NodeClaim, NodePool, duration};
+use stowage_model::labels;
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
 
-use crate::api::conditions::INSTANCE_TERMINATING;
-use crate::api::{NodeClaim, NodePool, duration};
 use crate::controllers::context::Context;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::move_record::MoveRecord;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::gauges::in_units;
 use crate::decisions::node_usage::NodeUsage;
-use crate::model::labels;
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
 /// Reason of pods that leave a node whose claim is not disrupted, but deleted.

@@ -6,10 +6,10 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
 use serde_json::json;
+use stowage_model::labels;
 
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::decisions::node_prices::{DuePrice, due};
-use crate::model::labels;
 use crate::sync::heartbeat;
 
 const PERIOD: Duration = Duration::from_secs(10);

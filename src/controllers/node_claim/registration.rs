@@ -6,17 +6,17 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
+use stowage_api::conditions::Conditions;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::events;
+use stowage_model::labels;
 
-use crate::api::conditions::Conditions;
-use crate::api::{NodeClaim, conditions};
 use crate::clock;
 use crate::controllers::condition_writer::{ConditionWriter, write_condition};
 use crate::controllers::context::{Context, single_values};
 use crate::controllers::node_claim::{consistency, metrics};
 use crate::decisions::lifecycle::consistency::shape_issues;
 use crate::decisions::lifecycle::initialization::uninitialized_reason;
-use crate::model::events;
-use crate::model::labels;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 
 /// Maximum number of other Nodes that a report of duplicates names.

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_model::events;
+use stowage_model::pause::Pause;
 
 use crate::clock;
 use crate::controllers::caps::Capped;
@@ -14,8 +16,6 @@ use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::node_repair::{Repair, repairs};
 use crate::decisions::staleness::Removal;
-use crate::model::events;
-use crate::model::pause::Pause;
 use crate::state::object_ext::ObjectExt;
 use crate::sync::heartbeat;
 

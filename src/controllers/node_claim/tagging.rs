@@ -8,12 +8,12 @@ use std::time::Duration;
 use futures::StreamExt;
 use kube::ResourceExt;
 use serde_json::json;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
 
-use crate::api::NodeClaim;
 use crate::cloud::{CloudError, InstanceTagging, Untagged};
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::run_loop::{Pace, RunLoop};
-use crate::model::labels;
 use crate::state::ClusterState;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::sync::heartbeat;

@@ -5,17 +5,17 @@ use std::time::Duration;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_api::conditions::Conditions;
+use stowage_api::launch_group::left_behind;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::labels;
 
-use crate::api::conditions::Conditions;
-use crate::api::launch_group::left_behind;
-use crate::api::{NodeClaim, conditions};
 use crate::cloud::CloudError;
 use crate::controllers::condition_writer::write_condition;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::{release_claim, release_node};
 use crate::controllers::node_claim::step_error::StepError;
 use crate::decisions::lifecycle::queue::Requeue;
-use crate::model::labels;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
 /// Wait between two queries of an instance that shuts down.

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use stowage_model::events::DeclaredEvent;
+
 use crate::cloud::OptionalApi;
 use crate::controllers::context::Context;
-use crate::model::events::DeclaredEvent;
 use crate::sync::heartbeat;
 
 /// How often the cloud is queried.
@@ -45,8 +46,9 @@ mod write_tests;
 
 #[cfg(test)]
 mod tests {
+    use stowage_model::events;
+
     use super::*;
-    use crate::model::events;
 
     fn apis(pairs: &[(OptionalApi, &str)]) -> DegradedApis {
         pairs.iter().map(|(api, note)| (*api, (*note).to_owned())).collect()

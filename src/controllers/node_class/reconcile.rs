@@ -9,19 +9,19 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
+use stowage_api::conditions;
+use stowage_api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim, NodePool};
+use stowage_model::events;
+use stowage_model::events::DeclaredEvent;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
-use crate::api::conditions;
-use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim, NodePool};
 use crate::clock;
 use crate::cloud::{CloudError, NodeClassCloud, Resolution, Verdict};
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, ignore_not_found, is_conflict, is_not_found, reference};
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::lifecycle::drift_hash::DriftHash;
-use crate::model::events;
-use crate::model::events::DeclaredEvent;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
 use crate::state::object_ext::ObjectExt;
 

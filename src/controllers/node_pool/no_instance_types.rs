@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use stowage_model::events;
+
 use crate::controllers::context::{Context, reference};
 use crate::controllers::provisioning::claim_template::claim_of_template;
-use crate::model::events;
 use crate::state::claim_offers::offers;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::heartbeat;
@@ -39,10 +40,10 @@ fn note(ready: &ReadyPool) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_model::labels;
+    use stowage_model::offering::Catalog;
 
     use super::*;
-    use crate::model::labels;
-    use crate::model::offering::Catalog;
     use crate::test_support::objects;
 
     fn note_of(requirements: &Value, available: bool) -> Option<&'static str> {

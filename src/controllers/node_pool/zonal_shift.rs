@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_api::NodePool;
+use stowage_api::parse_requirements;
+use stowage_model::events;
+use stowage_model::events::EventSpec;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodePool;
 use crate::clock;
 use crate::controllers::context::{Context, reference};
-use crate::model::events;
-use crate::model::events::EventSpec;
-use crate::model::labels;
-use crate::model::requirement::Requirements;
-use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
 use crate::sync::heartbeat;
 
@@ -29,7 +29,7 @@ fn users(state: &ClusterState, zone: &str) -> Vec<Arc<NodePool>> {
         let Some(subnet) = status.and_then(|status| status.subnets.iter().find(|subnet| subnet.zone == zone)) else {
             return false;
         };
-        let requirements = Requirements::from_api(&template.requirements).unwrap_or_default();
+        let requirements = parse_requirements(&template.requirements).unwrap_or_default();
         let admits = |key: &str, value: Option<&str>| requirements.get(key).is_none_or(|set| set.accepts(value));
         admits(labels::ZONE, Some(zone)) && admits(labels::ZONE_ID, subnet.zone_id.as_deref())
     };

@@ -130,5 +130,5 @@ fn a_finalizer_that_is_removed_is_reported_once() {
 fn reported_conditions_are_declared_once() {
     let reasons: BTreeSet<&str> = CONDITIONS.iter().map(|event| event.reason()).collect();
     assert_eq!(reasons.len(), CONDITIONS.len());
-    assert!(!reasons.contains(LAUNCHED) && !reasons.contains(crate::api::conditions::CONSOLIDATABLE));
+    assert!(!reasons.contains(LAUNCHED) && !reasons.contains(stowage_api::conditions::CONSOLIDATABLE));
 }

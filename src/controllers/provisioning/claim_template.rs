@@ -3,12 +3,12 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
+use stowage_api::node_claim::ResourceRequirements;
+use stowage_api::{NodeClaim, NodeClaimSpec, NodePool, Requirement, hash};
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
+use stowage_planner::PlannedNode;
 
-use crate::api::node_claim::ResourceRequirements;
-use crate::api::{NodeClaim, NodeClaimSpec, NodePool, Requirement, hash};
-use crate::model::labels;
-use crate::model::time::UnixMillis;
-use crate::planner::output::plan::PlannedNode;
 use crate::state::plan_record::{MoveTerms, Owner, PlanRecord};
 use crate::state::snapshot::Snapshot;
 
@@ -142,12 +142,12 @@ mod tests {
     use std::sync::Arc;
 
     use serde_json::json;
+    use stowage_model::offering::{CapacityType, InstanceType};
+    use stowage_model::resources::Resources;
+    use stowage_model::units::MicroUsd;
+    use stowage_planner::Choice;
 
     use super::*;
-    use crate::model::offering::{CapacityType, InstanceType};
-    use crate::model::resources::Resources;
-    use crate::model::units::MicroUsd;
-    use crate::planner::output::plan::Choice;
 
     /// A node with these choices of types, given by family and size, and zones.
     fn planned(types: &[(&str, &str)], zones: &[&str]) -> PlannedNode {

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use futures::{StreamExt, stream};
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
+use stowage_api::NodeClaim;
+use stowage_planner::Plan;
 
-use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::{Context, is_rejection};
 use crate::controllers::provisioning::claim_template::claim_of;
-use crate::planner::output::plan::Plan;
 use crate::state::instance_types::ReadyPool;
 use crate::state::snapshot::Snapshot;
 

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use stowage_model::events;
+use stowage_model::time::UnixMillis;
+
 use crate::controllers::context::{Context, pod_reference, reference};
 use crate::decisions::provisioning::purchase_backoff::PurchaseInVain;
-use crate::model::events;
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// Maximum number of pods that one pass emits events and log lines for.

@@ -4,15 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kube::ResourceExt;
+use stowage_planner::{ColumnCache, Plan, PodEntry, Problem};
 
 use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::provisioning::dry_run::accepts_plan;
 use crate::decisions::provisioning::culprit_search::CulpritSearch;
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::input::pod::PodEntry;
-use crate::planner::input::problem::Problem;
-use crate::planner::output::plan::Plan;
 use crate::state::instance_types::ReadyPool;
 use crate::state::snapshot::{Snapshot, SnapshotRequest};
 use crate::sync::{heartbeat, lock};

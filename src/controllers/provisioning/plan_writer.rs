@@ -8,8 +8,10 @@ use std::time::Instant;
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
 use serde_json::json;
+use stowage_api::launch_group;
+use stowage_model::time::UnixMillis;
+use stowage_planner::{ExistingNodePlacement, Plan, PlannedNode};
 
-use crate::api::launch_group;
 use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::{Context, ignore_not_found, is_rejection};
@@ -20,8 +22,6 @@ use crate::decisions::holds::HOLD_LAUNCH;
 use crate::decisions::provisioning::plan_changes::{
     claims_with, for_waiting_pods, reserves_room, still_waits, with_placement, without_pods,
 };
-use crate::model::time::UnixMillis;
-use crate::planner::output::plan::{ExistingNodePlacement, Plan, PlannedNode};
 use crate::state::instance_types::ReadyPool;
 use crate::state::plan_record::MoveTerms;
 use crate::state::snapshot::Snapshot;

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt;
+use stowage_model::events::DeclaredEvent;
+use stowage_model::time::UnixMillis;
+use stowage_model::{events, labels};
+use stowage_planner::{Plan, Unschedulable};
 
 use crate::clock;
 use crate::controllers::context::{Context, pod_reference, reference};
 use crate::decisions::provisioning::unschedulable::UnschedulablePods;
-use crate::model::events::DeclaredEvent;
-use crate::model::time::UnixMillis;
-use crate::model::{events, labels};
-use crate::planner::output::plan::{Plan, Unschedulable};
 use crate::state::protections::is_invalid;
 use crate::state::snapshot::Snapshot;
 use crate::state::{ClusterState, PodRecord};
@@ -173,9 +173,9 @@ fn reason_of(failed: &Unschedulable, no_pools: bool) -> &str {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_model::time::UnixMillis;
 
     use super::*;
-    use crate::model::time::UnixMillis;
     use crate::test_support::objects;
 
     #[test]

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use stowage_planner::{ColumnCache, Plan, plan};
+
 use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::provisioning::in_vain::report_in_vain;
@@ -24,9 +26,6 @@ use crate::decisions::provisioning::pod_queue::PodQueue;
 use crate::decisions::provisioning::quarantine::Cause;
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::decisions::provisioning::unschedulable::UnschedulablePods;
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::output::plan::Plan;
-use crate::planner::plan;
 use crate::state::instance_types::ReadyPool;
 use crate::state::snapshot::Snapshot;
 use crate::sync::lock;

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use stowage_model::events;
+use stowage_model::pod_class::PodClass;
+use stowage_planner::PodEntry;
+
 use crate::clock;
 use crate::controllers::context::{Context, pod_reference};
 use crate::decisions::provisioning::quarantine::Cause;
-use crate::model::events;
-use crate::model::pod_class::PodClass;
-use crate::planner::input::pod::PodEntry;
 use crate::sync::lock;
 
 /// Maximum number of pods that one plan emits events for.

@@ -7,6 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kube::{Api, ResourceExt};
+use stowage_model::events;
+use stowage_model::time::UnixMillis;
+use stowage_planner::{Plan, PlannedNode};
 
 use crate::clock;
 use crate::controllers::context::{Context, reference};
@@ -16,9 +19,6 @@ use crate::controllers::provisioning::isolation::{Isolated, Planned, Planner, is
 use crate::controllers::provisioning::plan_writer::{PlanWriter, Rejection};
 use crate::controllers::provisioning::quarantine::quarantine;
 use crate::decisions::provisioning::quarantine::Cause;
-use crate::model::events;
-use crate::model::time::UnixMillis;
-use crate::planner::output::plan::{Plan, PlannedNode};
 use crate::state::instance_types::ReadyPool;
 use crate::state::snapshot::Snapshot;
 

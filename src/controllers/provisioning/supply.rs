@@ -7,15 +7,14 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt;
+use stowage_model::events;
+use stowage_planner::{ColumnCache, PodEntry};
 
 use crate::clock;
 use crate::controllers::context::{Context, reference};
 use crate::controllers::provisioning::isolation::{Planner, plan};
 use crate::decisions::provisioning::culprit_search::{CulpritSearch, Verdict};
 use crate::decisions::provisioning::supply_quarantine::Source;
-use crate::model::events;
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::input::pod::PodEntry;
 use crate::state::snapshot::{NodeUse, Snapshot};
 use crate::sync::lock;
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use kube::ResourceExt;
+use stowage_api::launch_group;
+use stowage_api::{NodeClaim, NodePool};
+use stowage_model::events;
 
-use crate::api::launch_group;
-use crate::api::{NodeClaim, NodePool};
 use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::{Context, is_rejection, reference};
@@ -15,7 +16,6 @@ use crate::controllers::node_claim::creation::create_all;
 use crate::controllers::node_claim::launch::acceptable;
 use crate::controllers::provisioning::claim_template::claim_of_template;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::model::events;
 
 /// What became of NodeClaims that were to be created.
 #[derive(Debug, Default)]

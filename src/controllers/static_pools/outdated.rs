@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
+use stowage_api::NodePool;
 
-use crate::api::NodePool;
 use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
+use stowage_api::NodePool;
+use stowage_model::events;
 
-use crate::api::NodePool;
 use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::{Context, reference};
@@ -17,7 +18,6 @@ use crate::decisions::staleness::Removal;
 use crate::decisions::static_pools::launch_backoff::LaunchBackoff;
 use crate::decisions::static_pools::removal::removals;
 use crate::decisions::static_pools::size::{Change, Size, changes, may_launch};
-use crate::model::events;
 use crate::state::object_ext::ObjectExt;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(200), resync: Duration::from_secs(2) };

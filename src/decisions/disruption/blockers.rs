@@ -5,14 +5,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
+use stowage_model::events::{self, DeclaredEvent};
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::MicroUsd;
 
-use crate::api::NodeClaim;
 use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::model::events::{self, DeclaredEvent};
-use crate::model::labels;
-use crate::model::time::UnixMillis;
-use crate::model::units::MicroUsd;
 use crate::state::pod_budgets::EvictionBlock;
 use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;

@@ -2,11 +2,11 @@
 
 use croner::Cron;
 use k8s_openapi::jiff::{Timestamp, tz::TimeZone};
+use stowage_api::duration;
+use stowage_api::node_pool::Budget;
+use stowage_model::time::UnixMillis;
 
-use crate::api::duration;
-use crate::api::node_pool::Budget;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::model::time::UnixMillis;
 
 /// Nodes of a pool that may be disrupted for `reason` at `now`: the minimum over the active budgets, given `nodes` initialized
 /// nodes, less the `consuming` nodes that are leaving or not ready. Unbounded without a budget; 0 with an invalid one.

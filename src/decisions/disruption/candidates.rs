@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_api::{NodeClaim, NodePool, conditions, duration};
+use stowage_model::time::UnixMillis;
 
-use crate::api::{NodeClaim, NodePool, conditions, duration};
 use crate::decisions::disruption::blockers::Blocker;
 use crate::decisions::disruption::budget;
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, NodeExt};
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
@@ -126,9 +126,9 @@ pub fn pods_to_reschedule(state: &ClusterState, holds: &Holds, claim: &NodeClaim
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_model::labels;
 
     use super::*;
-    use crate::model::labels;
     use crate::test_support::objects;
 
     #[test]

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::conditions::{CONSOLIDATABLE, INITIALIZED};
-use crate::api::{NodeClaim, duration};
+use stowage_api::conditions::{CONSOLIDATABLE, INITIALIZED};
+use stowage_api::{NodeClaim, duration};
+use stowage_model::time::UnixMillis;
+
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
@@ -77,9 +78,9 @@ fn is_consolidatable(state: &ClusterState, facts: &NodeFacts, now: UnixMillis) -
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_model::labels;
 
     use super::*;
-    use crate::model::labels;
     use crate::test_support::objects;
     use crate::test_support::small_cluster::{NOW, SmallCluster};
 

@@ -16,6 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::MicroUsd;
 
 use crate::decisions::disruption::blockers::{Blocker, surging_budget_block};
 use crate::decisions::disruption::candidates::{Candidate, PoolAllowance, allowances, candidate};
@@ -35,9 +38,6 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::simulate::Outcome;
 use crate::decisions::disruption::size::{Size, size};
 use crate::decisions::disruption::verdicts::Verdict;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
-use crate::model::units::MicroUsd;
 use crate::state::instance_types::ReadyPool;
 use crate::state::object_ext::{NodeClaimExt, NodeExt};
 use crate::state::plan_record::Holds;

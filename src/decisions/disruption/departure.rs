@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::time::UnixMillis;
 
-use crate::api::{NodeClaim, conditions};
 use crate::decisions::disruption::mark::{DisruptionMark, is_tainted};
 use crate::decisions::pod_ref::PodRef;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::pods::PodRecord;
@@ -102,10 +102,10 @@ fn step(
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_model::labels;
 
     use super::*;
     use crate::decisions::holds::resolve;
-    use crate::model::labels;
     use crate::test_support::objects;
 
     fn claim(name: &str, id: &str, initialized: bool, annotations: &serde_json::Value) -> NodeClaim {

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use stowage_model::time::UnixMillis;
+
 use crate::decisions::disruption::candidates::{Candidate, PoolAllowance};
-use crate::model::time::UnixMillis;
 
 /// Minimum time between the taint and the deletion of an empty node: pods that the scheduler was binding when the taint was
 /// written are bound by then.
@@ -63,10 +64,11 @@ pub fn next_step(pods: usize, tainted: bool, since: UnixMillis, now: UnixMillis)
 
 #[cfg(test)]
 mod tests {
+    use stowage_model::units::MicroUsd;
+
     use super::*;
     use crate::decisions::disruption::blockers::Blocker;
     use crate::decisions::disruption::node_facts::NodeFacts;
-    use crate::model::units::MicroUsd;
 
     fn node(claim: &str, price: i64) -> NodeFacts {
         let name = || claim.to_owned();

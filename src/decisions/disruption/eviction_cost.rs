@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::model::time::UnixMillis;
+use stowage_model::time::UnixMillis;
+
 use crate::state::pods::PodRecord;
 
 /// Eviction cost in thousandths of a unit.

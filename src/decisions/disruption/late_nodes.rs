@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::api::{NodeClaim, conditions};
-use crate::model::time::UnixMillis;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::time::UnixMillis;
+
 use crate::state::node_state::BOOT_TIMEOUT;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::tables::ClusterState;
@@ -43,9 +44,9 @@ pub fn pools_with_late_nodes(state: &ClusterState, now: UnixMillis) -> BTreeMap<
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_model::labels;
 
     use super::*;
-    use crate::model::labels;
     use crate::test_support::objects;
 
     const NOW: UnixMillis = UnixMillis(10_000_000);

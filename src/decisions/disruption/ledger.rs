@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use stowage_model::time::UnixMillis;
+
 use crate::decisions::disruption::candidates::{PoolAllowance, allowances};
 use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::tables::ClusterState;
 

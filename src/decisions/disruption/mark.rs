@@ -3,11 +3,11 @@
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodeClaim;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::NodeExt;
 
 /// The mark.

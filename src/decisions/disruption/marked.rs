@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
+use stowage_api::conditions::DISRUPTION_REASON;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodeClaim;
-use crate::api::conditions::DISRUPTION_REASON;
 use crate::decisions::disruption::candidates::pods_to_reschedule;
 use crate::decisions::disruption::emptiness::{EmptyNodeStep, next_step};
 use crate::decisions::disruption::mark::{DisruptionMark, is_tainted};
 use crate::decisions::disruption::progress::source_of;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
@@ -115,10 +115,10 @@ fn has_stray_mark(claim: &NodeClaim) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_model::labels;
 
     use super::*;
     use crate::decisions::holds::resolve;
-    use crate::model::labels;
     use crate::test_support::objects;
 
     /// The claim `c` with this mark, its node with this taint, and a pod if it is `occupied`.

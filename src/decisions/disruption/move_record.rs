@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 
 use kube::ResourceExt;
 use serde::{Deserialize, Serialize};
-
-use crate::api::NodeClaim;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
 /// The record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,8 +33,7 @@ pub struct MoveRecord {
 mod rfc3339 {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
-
-    use crate::model::time::UnixMillis;
+    use stowage_model::time::UnixMillis;
 
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
     pub fn serialize<S: Serializer>(at: &UnixMillis, serializer: S) -> Result<S::Ok, S::Error> {

@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::api::Requirement;
+use stowage_api::Requirement;
+use stowage_model::offering::CapacityType;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::MicroUsd;
+use stowage_planner::{Choice, ExistingNodePlacement, Plan, PlannedNode};
+
 use crate::decisions::disruption::consolidation::balanced::Score;
 use crate::decisions::disruption::node_facts::NodeFacts;
 use crate::decisions::disruption::obstacle::MIN_ALTERNATIVES;
-use crate::model::offering::CapacityType;
-use crate::model::time::UnixMillis;
-use crate::model::units::MicroUsd;
-use crate::planner::output::plan::{Choice, ExistingNodePlacement, Plan, PlannedNode};
 use crate::state::plan_record::MoveSource;
 use crate::state::snapshot::Snapshot;
 

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_api::conditions;
+use stowage_model::labels;
+use stowage_model::offering::CapacityType;
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::MicroUsd;
+use stowage_planner::PodEntry;
 
-use crate::api::conditions;
 use crate::decisions::disruption::blockers::{Blocker, protection};
 use crate::decisions::disruption::eviction_cost::{EvictionUnits, of_node, of_node_with_ordinary_pods, settled_at};
-use crate::model::labels;
-use crate::model::offering::CapacityType;
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
-use crate::model::units::MicroUsd;
-use crate::planner::input::pod::PodEntry;
 use crate::state::instance_types::{InstanceTypes, ReadyPool, offering_of};
 use crate::state::node_state::reported_allocatable;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
@@ -244,7 +244,7 @@ mod tests {
         let facts = cache.update(&cluster.state, &cluster.pools);
         assert!(Arc::ptr_eq(&facts.nodes[0], &before.nodes[0]) && !Arc::ptr_eq(&facts.nodes[1], &before.nodes[1]));
         // Prices change with the catalog.
-        let catalog = crate::model::offering::Catalog { region: "r".into(), instance_types: Vec::new() };
+        let catalog = stowage_model::offering::Catalog { region: "r".into(), instance_types: Vec::new() };
         cluster.pools[0].catalog = Arc::new(catalog);
         let facts = after(&mut cluster, &mut cache, |_| {});
         assert_eq!(facts.nodes[0].price, MicroUsd(0));

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::model::time::UnixMillis;
+use stowage_model::time::UnixMillis;
 
 /// Fewest cheaper instance types with which a spot node is replaced with a spot node (Karpenter core reference 4.8).
 pub const MIN_ALTERNATIVES: usize = 15;

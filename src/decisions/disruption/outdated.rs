@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use crate::api::{NodeClaim, conditions};
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::time::UnixMillis;
+
 use crate::decisions::disruption::blockers::{Blocker, replacement_block};
 use crate::decisions::disruption::candidates::{allows_none, pods_to_reschedule};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::expiration::replaced_from;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;

@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use stowage_model::time::UnixMillis;
+
 use crate::decisions::disruption::candidates::{PoolAllowance, allowances};
 use crate::decisions::disruption::outdated::{OutdatedNode, PoolKind, order, outdated};
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::model::time::UnixMillis;
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
 

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::time::UnixMillis;
 
-use crate::api::{NodeClaim, conditions};
 use crate::decisions::disruption::blockers::{
     Blocker, evicts_protected_pods, replacement_protection, surging_budget_block,
 };
@@ -17,7 +18,6 @@ use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::move_record::MoveRecord;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::surge::{Surging, Wanted, wanted};
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::pods::PodRecord;

@@ -3,6 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use stowage_model::labels;
+use stowage_model::offering::CapacityType;
+use stowage_model::pod_class::PodClass;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::MicroUsd;
+use stowage_planner::{Choice, ColumnCache, Effort, NodeState, Plan, PlannedNode, PodEntry, Problem, plan_with};
+
 use crate::decisions::demand::{demand, moved_pods, unattempted};
 use crate::decisions::disruption::late_nodes::pools_with_late_nodes;
 use crate::decisions::disruption::moves::{Move, is_spot, split};
@@ -11,17 +18,6 @@ use crate::decisions::disruption::obstacle::{MIN_ALTERNATIVES, Obstacle};
 use crate::decisions::disruption::progress::unheld_pods;
 use crate::decisions::disruption::size::{Size, less, size, sum};
 use crate::decisions::provisioning::supply_quarantine::{Source, SupplyQuarantine};
-use crate::model::labels;
-use crate::model::offering::CapacityType;
-use crate::model::pod_class::PodClass;
-use crate::model::time::UnixMillis;
-use crate::model::units::MicroUsd;
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::input::node::NodeState;
-use crate::planner::input::pod::PodEntry;
-use crate::planner::input::problem::Problem;
-use crate::planner::output::plan::{Choice, Plan, PlannedNode};
-use crate::planner::{Effort, plan_with};
 use crate::state::plan_record::Holds;
 use crate::state::snapshot::{Snapshot, SnapshotRequest, take};
 use crate::state::snapshot_cache::{NodeRef, SnapshotCache};

@@ -1,6 +1,6 @@
 //! CPU and memory together: what estimates count with.
 
-use crate::model::resources::Resources;
+use stowage_model::resources::Resources;
 
 /// Millicores and bytes of memory.
 pub type Size = [i64; 2];

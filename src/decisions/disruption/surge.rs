@@ -5,8 +5,8 @@
 //! those that are not ready.
 
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
 
-use crate::api::NodeClaim;
 use crate::decisions::pod_ref::PodRef;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::pods::PodRecord;

@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use stowage_model::events::DeclaredEvent;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::MicroUsd;
+
 use crate::decisions::disruption::blockers::Blocker;
-use crate::model::events::DeclaredEvent;
-use crate::model::time::UnixMillis;
-use crate::model::units::MicroUsd;
 
 /// What a decision found about a node.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,13 +6,12 @@
 use std::time::Duration;
 
 use kube::ResourceExt;
-
-use crate::api::NodeClaim;
-use crate::model::instance::InstanceState;
-use crate::model::interruption::MessageKind;
-use crate::model::labels;
-use crate::model::offering::CapacityType;
-use crate::model::time::UnixMillis;
+use stowage_api::NodeClaim;
+use stowage_model::instance::InstanceState;
+use stowage_model::interruption::MessageKind;
+use stowage_model::labels;
+use stowage_model::offering::CapacityType;
+use stowage_model::time::UnixMillis;
 
 /// How long after an event EC2 may still describe the state before it.
 const CONSISTENCY: Duration = Duration::from_mins(1);

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
+use stowage_model::instance_health::{Category, Remedy, Unhealthy};
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodeClaim;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::interruption::response::SCHEDULED_NOTICE;
-use crate::model::instance_health::{Category, Remedy, Unhealthy};
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::tables::ClusterState;
 

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::NodeClaim;
+use stowage_api::NodeClaim;
+use stowage_model::interruption::MessageKind;
+use stowage_model::time::UnixMillis;
+
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::model::interruption::MessageKind;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::tables::ClusterState;
 

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
+use stowage_model::instance::Instance;
+use stowage_model::labels;
+use stowage_model::offering::CapacityType;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodeClaim;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::model::instance::Instance;
-use crate::model::labels;
-use crate::model::offering::CapacityType;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::tables::ClusterState;
 
@@ -88,9 +88,9 @@ pub fn expiring(state: &ClusterState) -> Vec<(Arc<NodeClaim>, DisruptionMark)> {
 mod tests {
     use k8s_openapi::api::core::v1::Node;
     use serde_json::json;
+    use stowage_model::reservation::{ReservationKind, ReservedIn};
 
     use super::*;
-    use crate::model::reservation::{ReservationKind, ReservedIn};
     use crate::test_support::objects;
 
     fn instance(id: &str, capacity_type: CapacityType) -> Instance {

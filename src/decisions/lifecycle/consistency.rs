@@ -1,9 +1,9 @@
 //! Whether a node is what was launched (Karpenter core reference 6): with much less of a resource than its type has, plans for it are wrong.
 
 use k8s_openapi::api::core::v1::Node;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::quantity::parse_amount;
 
-use crate::api::{NodeClaim, conditions};
-use crate::model::quantity::parse_amount;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
 /// The least share of the expected capacity that a node must have, in percent.

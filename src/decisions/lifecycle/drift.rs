@@ -6,16 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_api::conditions::LAUNCHED;
+use stowage_api::parse_requirements;
+use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
+use stowage_model::drift::Drift;
+use stowage_model::events;
+use stowage_model::labels;
+use stowage_model::offering::{CapacityType, Catalog, InstanceType};
+use stowage_model::requirement::Requirements;
+use stowage_model::time::UnixMillis;
 
-use crate::api::conditions::LAUNCHED;
-use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::decisions::lifecycle::drift_hash::DriftHash;
-use crate::model::drift::Drift;
-use crate::model::events;
-use crate::model::labels;
-use crate::model::offering::{CapacityType, Catalog, InstanceType};
-use crate::model::requirement::Requirements;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::tables::ClusterState;
 
@@ -35,7 +36,7 @@ pub struct DesiredState {
 impl DesiredState {
     /// The desired state of a pool with this class and catalog; `None` when the requirements of the pool are invalid.
     pub fn new(pool: Arc<NodePool>, class: Arc<Ec2NodeClass>, catalog: &Catalog) -> Option<Self> {
-        let requirements = Requirements::from_api(&pool.spec.template.spec.requirements).ok()?;
+        let requirements = parse_requirements(&pool.spec.template.spec.requirements).ok()?;
         let types = catalog.instance_types.iter().map(|found| (Arc::clone(&found.name), Arc::clone(found))).collect();
         Some(Self { pool, class, requirements, types })
     }
@@ -93,7 +94,7 @@ fn template_drift(claim: &NodeClaim, pool: &NodePool) -> Option<Drift> {
 /// A label of the claim violates a requirement of the pool. For a key without a label, the requirements of the claim count: such a key
 /// was left open when the claim was created.
 fn requirement_drift(claim: &NodeClaim, desired: &Requirements) -> Option<Drift> {
-    let own = Requirements::from_api(&claim.spec.requirements).unwrap_or_default();
+    let own = parse_requirements(&claim.spec.requirements).unwrap_or_default();
     let admits = |key: &str| match (claim.labels().get(key), desired.get(key), own.get(key)) {
         (_, None, _) => true,
         (Some(value), Some(desired), _) => desired.contains(value),

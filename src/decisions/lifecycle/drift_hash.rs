@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use kube::ResourceExt;
 use serde_json::{Value, json};
+use stowage_api::conditions::DRIFTED;
+use stowage_api::{Ec2NodeClass, NodeClaim, NodePool, hash};
+use stowage_model::labels;
 
-use crate::api::conditions::DRIFTED;
-use crate::api::{Ec2NodeClass, NodeClaim, NodePool, hash};
-use crate::model::labels;
 use crate::state::object_ext::NodeClaimExt;
 
 /// A hash and the version of the hash algorithm, with their annotation keys.

@@ -5,8 +5,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::{NodeClaim, duration};
-use crate::model::time::UnixMillis;
+use stowage_api::{NodeClaim, duration};
+use stowage_model::time::UnixMillis;
+
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::tables::ClusterState;
 

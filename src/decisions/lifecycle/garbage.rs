@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_api::launch_group::LaunchGroup;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::instance::{Instance, InstanceState};
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
-use crate::api::launch_group::LaunchGroup;
-use crate::api::{NodeClaim, conditions};
-use crate::model::instance::{Instance, InstanceState};
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::tables::ClusterState;
 

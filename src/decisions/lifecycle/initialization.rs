@@ -1,8 +1,8 @@
 //! When the Node of a claim is initialized (Karpenter core reference 5.4).
 
 use k8s_openapi::api::core::v1::Node;
+use stowage_api::NodeClaim;
 
-use crate::api::NodeClaim;
 use crate::state::node_state::is_ephemeral;
 use crate::state::object_ext::{NodeClaimExt, NodeExt};
 

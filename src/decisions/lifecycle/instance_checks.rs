@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
+use stowage_model::time::UnixMillis;
 
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::NodeExt;
 
 /// Minimum time between two queries for one claim.

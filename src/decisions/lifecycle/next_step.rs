@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::labels;
+use stowage_model::launch_timing::LAUNCH_TIMEOUT;
+use stowage_model::time::UnixMillis;
 
-use crate::api::{NodeClaim, conditions};
 use crate::decisions::disruption::mark::is_tainted;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::initialization::uninitialized_reason;
 use crate::decisions::termination::deadlines::unwritten_deadline;
-use crate::model::labels;
-use crate::model::launch_timing::LAUNCH_TIMEOUT;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 
 /// A launched claim whose Node is not registered after this time is abandoned.

@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodeClaim;
 use crate::decisions::termination::deadlines::termination_deadline;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::state::node_health::Unhealthy;
 use crate::state::object_ext::ObjectExt;
 use crate::state::tables::ClusterState;

@@ -4,12 +4,12 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_api::{NodeClaim, conditions, launch_group};
+use stowage_model::time::UnixMillis;
 
-use crate::api::{NodeClaim, conditions, launch_group};
 use crate::decisions::lifecycle::next_step::{Step, next_step, step_if_uninitialized, step_with_duplicates};
 use crate::decisions::termination::deadlines::termination_deadline;
 use crate::decisions::termination::drain_order;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kube::ResourceExt;
+use stowage_api::conditions::{NODE_REGISTRATION_HEALTHY, Status, get};
+use stowage_api::{NodeClaim, NodePool, conditions};
 
-use crate::api::conditions::{NODE_REGISTRATION_HEALTHY, Status, get};
-use crate::api::{NodeClaim, NodePool, conditions};
 use crate::state::object_ext::NodeClaimExt;
 
 /// Number of results that count, the newest ones.

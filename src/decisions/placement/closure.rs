@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
+use stowage_model::pod_class::PodClass;
+use stowage_model::time::UnixMillis;
+use stowage_planner::NodeState;
 
-use crate::api::NodeClaim;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::placement::planned_taint::{is_closed_as_new, planned_taint_of, taint_for};
-use crate::model::labels;
-use crate::model::pod_class::PodClass;
-use crate::model::time::UnixMillis;
-use crate::planner::input::node::NodeState;
 use crate::state::node_state::{keeps_daemons_off, without_pods};
 use crate::state::object_ext::{NodeExt, ObjectExt};
 use crate::state::plan_record::{Hold, Holds};

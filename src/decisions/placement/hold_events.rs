@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_model::pod_class::PodClass;
+use stowage_model::time::UnixMillis;
 
-use crate::model::pod_class::PodClass;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::pods::PodRecord;
@@ -185,10 +185,10 @@ fn class_of<'s>(state: &'s ClusterState, pod: &str) -> Option<&'s Arc<PodClass>>
 mod tests {
     use k8s_openapi::api::core::v1::Node;
     use serde_json::json;
+    use stowage_model::labels;
 
     use super::*;
     use crate::decisions::holds::resolve;
-    use crate::model::labels;
     use crate::test_support::{objects, state_with_planned_pod};
 
     fn hold(end: HoldEnd) -> EndedHold {

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_model::labels;
+use stowage_model::pod_class::PodClass;
+use stowage_model::time::UnixMillis;
 
 use crate::decisions::placement::hold_events::{EndedHold, HoldEnd, Progress, ended};
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::placement::planned_taint::{is_closed, planned_taint_of, suffices};
 use crate::decisions::placement::refusals::{Refusals, Withdrawal};
 use crate::decisions::pod_ref::PodRef;
-use crate::model::labels;
-use crate::model::pod_class::PodClass;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::pods::PodRecord;

@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodeClaim;
 use crate::decisions::holds::HOLD_READY;
 use crate::decisions::lifecycle::initialization::is_complete;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::placement::nominations::to_nominate;
 use crate::decisions::placement::planned_taint::{planned_taint, suffices};
 use crate::decisions::pod_ref::PodRef;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::state::node_state::is_ephemeral;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_record::Holds;

@@ -12,14 +12,14 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::labels;
+use stowage_model::pod_class::PodClass;
+use stowage_model::time::UnixMillis;
 
-use crate::api::{NodeClaim, conditions};
 use crate::decisions::holds::HOLD_READY;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::pod_ref::PodRef;
-use crate::model::labels;
-use crate::model::pod_class::PodClass;
-use crate::model::time::UnixMillis;
 use crate::state::instance_types::offering_of;
 use crate::state::node_state::keeps_daemons_off;
 use crate::state::object_ext::{NodeClaimExt, NodeExt};

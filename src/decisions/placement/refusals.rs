@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::pod_class::PodClass;
+use stowage_model::time::UnixMillis;
 
-use crate::api::{NodeClaim, conditions};
 use crate::decisions::holds::HOLD_READY;
 use crate::decisions::placement::hold_events::Progress;
 use crate::decisions::placement::planned_taint::{is_admitted, planned_taint_of};
-use crate::model::pod_class::PodClass;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, NodeExt};
 use crate::state::plan_record::Holds;
 use crate::state::pods::PodRecord;
@@ -94,11 +94,11 @@ fn settled<'a>(state: &'a ClusterState, claim: &str, now: UnixMillis) -> Option<
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_model::labels;
 
     use super::*;
     use crate::decisions::holds::resolve;
     use crate::decisions::placement::planned_taint::planned_taint;
-    use crate::model::labels;
     use crate::test_support::objects;
 
     /// The claim c, whose node was initialized at the epoch, with a hold for each of these pods, and the pods with their patches.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_model::labels;
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
 
 use crate::extender;
 use crate::extender::{NodeRoom, PlannedPod, View};
-use crate::model::labels;
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
 use crate::state::node_state::missing_daemon_requests;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_record::{self, Holds};

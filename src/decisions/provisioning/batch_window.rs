@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::model::time::UnixMillis;
+use stowage_model::time::UnixMillis;
 
 /// An open batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

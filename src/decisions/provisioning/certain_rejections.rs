@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::ResourceExt;
+use stowage_model::pod_class::PodClass;
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
 
 use crate::decisions::demand::newer_than;
-use crate::model::pod_class::PodClass;
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
 use crate::state::node_state::reported_allocatable;
 use crate::state::object_ext::NodeExt;
 use crate::state::plan_record::Holds;

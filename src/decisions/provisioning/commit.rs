@@ -4,12 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use stowage_model::time::UnixMillis;
+use stowage_model::units::MicroUsd;
+use stowage_planner::{Plan, Problem, dependent_parts};
+
 use crate::decisions::provisioning::batch_window::{BatchLimits, BatchWindow, is_over};
-use crate::model::time::UnixMillis;
-use crate::model::units::MicroUsd;
-use crate::planner::input::problem::Problem;
-use crate::planner::output::dependencies::dependent_parts;
-use crate::planner::output::plan::Plan;
 
 /// While pods arrive, plans follow each other after this part of the time that a pod may wait.
 const PLANS_PER_WAIT: u32 = 4;
@@ -74,9 +73,15 @@ impl Commit {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_model::labels;
+    use stowage_planner::PlanSettings;
 
     use super::*;
-    use crate::test_support::planner::{World, ZONE, affinity, spread};
+    use crate::decisions::demand::demand;
+    use crate::state::plan_record::Holds;
+    use crate::state::snapshot::{Snapshot, SnapshotRequest, take};
+    use crate::state::snapshot_cache::SnapshotCache;
+    use crate::test_support::small_cluster::{self, SmallCluster};
 
     const NOW: UnixMillis = UnixMillis(10_000);
 
@@ -100,78 +105,85 @@ mod tests {
         }
     }
 
-    /// Each pod fills a node: nodes that are purchased, pods that are planned again, and the cost.
-    fn purchased(world: &World, due: &[&str]) -> (Vec<String>, Vec<String>, i64) {
-        let mut plan = world.plan();
-        let first_seen =
-            |pod: &str| (format!("default/{pod}"), UnixMillis(if due.contains(&pod) { 9_000 } else { 9_001 }));
-        let names = ["a-0", "b-0", "c-0", "d-0"];
-        let first_seen = names.into_iter().map(first_seen).collect();
-        let later = Commit::WaitingSince(UnixMillis(9_000)).apply(&world.problem, &mut plan, &first_seen);
-        let key = |pod: &usize| world.problem.pods[*pod].key.trim_start_matches("default/").to_owned();
-        let mut nodes: Vec<String> =
-            plan.new_nodes.iter().map(|node| node.pods.iter().map(key).collect::<Vec<_>>().join("+")).collect();
-        nodes.sort();
-        (nodes, later.iter().map(key).collect(), plan.cost.0)
+    /// A cluster with rejected pods of these CPU requests and patches. 7 CPUs fill a node.
+    fn cluster(pods: &[(&str, &str, Value)]) -> SmallCluster {
+        let mut cluster = SmallCluster::new(&[("default", json!({}))]);
+        for (name, cpu, spec) in pods {
+            cluster.add_pod(name, None, cpu, &json!({"metadata": {"labels": {"app": name}}, "spec": spec}));
+        }
+        cluster
     }
 
-    fn world(pods: &[(&str, &str, Value)]) -> World {
-        let mut world = World::new();
-        for (name, cpu, spec) in pods {
-            world.pods(name, 1, &json!({"app": name}), cpu, "1Gi", spec);
-        }
-        world
+    fn near(app: &str) -> Value {
+        let term = json!({"topologyKey": labels::ZONE, "labelSelector": {"matchLabels": {"app": app}}});
+        json!({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}})
+    }
+
+    fn planned(cluster: &SmallCluster) -> (Snapshot, Plan) {
+        let (settings, holds) = (PlanSettings::default(), Holds::default());
+        let request = SnapshotRequest { pools: &cluster.pools, settings: &settings, now: small_cluster::NOW };
+        let pods = demand(&cluster.state, &holds, small_cluster::NOW);
+        let snapshot = take(&cluster.state, &holds, pods, &mut SnapshotCache::default(), request);
+        let plan = stowage_planner::plan(&snapshot.problem, &snapshot.column_cache);
+        (snapshot, plan)
+    }
+
+    /// The pods of the nodes that are purchased, the pods that are planned again, and the cost. Of `new`, no time is known.
+    fn purchased(cluster: &SmallCluster, due: &[&str]) -> (Vec<String>, Vec<String>, i64) {
+        let (Snapshot { problem, .. }, mut plan) = planned(cluster);
+        let first_seen = |pod: &str| (format!("n/{pod}"), UnixMillis(if due.contains(&pod) { 9_000 } else { 9_001 }));
+        let first_seen = ["a", "b", "c", "d"].into_iter().map(first_seen).collect();
+        let later = Commit::WaitingSince(UnixMillis(9_000)).apply(&problem, &mut plan, &first_seen);
+        let name = |pod: &usize| problem.pods[*pod].key.trim_start_matches("n/").to_owned();
+        let mut nodes: Vec<String> =
+            plan.new_nodes.iter().map(|node| node.pods.iter().map(name).collect::<Vec<_>>().join("+")).collect();
+        nodes.sort();
+        (nodes, later.iter().map(name).collect(), plan.cost.0)
     }
 
     #[test]
     fn a_node_is_purchased_if_one_of_its_pods_is_due_and_the_pods_of_the_others_are_planned_again() {
         let alone = || json!({});
-        let mut world = world(&[("a", "15", alone()), ("b", "15", alone()), ("c", "1", alone())]);
-        // It has just arrived, and no time is known of it.
-        world.pods("new", 1, &json!({}), "15", "1Gi", &json!({}));
-        let (nodes, later, cost) = purchased(&world, &["a-0"]);
-        assert_eq!((nodes.concat().contains("a-0"), nodes.len(), cost), (true, 1, 640_000));
-        assert!(later.contains(&"b-0".to_owned()) && later.contains(&"new-0".to_owned()), "{later:?}");
-        let (nodes, later, cost) = purchased(&world, &[]);
+        let cluster = cluster(&[("a", "6", alone()), ("b", "7", alone()), ("c", "1", alone()), ("new", "7", alone())]);
+        let (nodes, later, cost) = purchased(&cluster, &["a"]);
+        assert_eq!((nodes.concat().contains('a'), nodes.len(), cost), (true, 1, 160_000));
+        assert!(later.contains(&"b".to_owned()) && later.contains(&"new".to_owned()), "{later:?}");
+        let (nodes, later, cost) = purchased(&cluster, &[]);
         assert_eq!((nodes.len(), later.len(), cost), (0, 4, 0));
-        let mut plan = world.plan();
+        let (snapshot, mut plan) = planned(&cluster);
         let whole = plan.clone();
-        assert!(Commit::All.apply(&world.problem, &mut plan, &BTreeMap::new()).is_empty());
+        assert!(Commit::All.apply(&snapshot.problem, &mut plan, &BTreeMap::new()).is_empty());
         assert_eq!(plan, whole);
     }
 
     #[test]
     fn nothing_is_proven_of_a_part_of_a_plan() {
-        let mut world = World::new();
-        let labels = json!({"app": "p"});
-        world.pods("p", 6, &labels, "3", "2Gi", &spread(ZONE, &labels, &json!({})));
-        let mut plan = crate::planner::plan(&world.problem, &world.column_cache);
+        let names: Vec<(String, String)> =
+            (0..12).map(|at| (format!("p{at}"), format!("{}m", 300 + at * 37 % 53 * 100))).collect();
+        let pods: Vec<_> = names.iter().map(|(name, cpu)| (name.as_str(), cpu.as_str(), json!({}))).collect();
+        let cluster = cluster(&pods);
+        let (snapshot, mut plan) = planned(&cluster);
         assert!(plan.proof.is_some());
-        Commit::WaitingSince(UnixMillis(0)).apply(&world.problem, &mut plan, &BTreeMap::new());
+        Commit::WaitingSince(UnixMillis(0)).apply(&snapshot.problem, &mut plan, &BTreeMap::new());
         plan.prove();
         assert_eq!((plan.lower_bound, plan.optimal), (None, false));
     }
 
     #[test]
     fn nodes_whose_pods_are_required_near_a_due_pod_are_purchased_with_it() {
-        let near = |app: &str| affinity("podAffinity", ZONE, &json!({"app": app}));
-        let pods = [("a", "15", near("b")), ("b", "15", json!({})), ("c", "15", near("c")), ("d", "15", json!({}))];
-        let world = world(&pods);
-        assert_eq!(purchased(&world, &["a-0"]).0, ["a-0", "b-0"]);
-        assert_eq!(purchased(&world, &["b-0"]).0, ["a-0", "b-0"]);
-        assert_eq!(purchased(&world, &["c-0"]).0, ["c-0"]);
+        let cluster =
+            cluster(&[("a", "7", near("b")), ("b", "7", json!({})), ("c", "7", near("c")), ("d", "7", json!({}))]);
+        assert_eq!(purchased(&cluster, &["a"]).0, ["a", "b"]);
+        assert_eq!(purchased(&cluster, &["b"]).0, ["a", "b"]);
+        assert_eq!(purchased(&cluster, &["c"]).0, ["c"]);
     }
 
     #[test]
     fn the_company_of_a_pod_on_an_existing_node_does_not_wait() {
-        let mut world = world(&[
-            ("a", "3", affinity("podAffinity", ZONE, &json!({"app": "b"}))),
-            ("b", "15", json!({"nodeSelector": {ZONE: "z-a"}})),
-            ("d", "15", json!({})),
-        ]);
-        world.node("n", "z-a", 4, &[]);
-        let plan = world.plan();
+        let mut cluster = cluster(&[("a", "1500m", near("b")), ("b", "7", json!({})), ("d", "7", json!({}))]);
+        cluster.add_node("n", "default", "small/on-demand");
+        let (_, plan) = planned(&cluster);
         assert_eq!((plan.placements.len(), plan.new_nodes.len()), (1, 2));
-        assert_eq!(purchased(&world, &[]).0, ["b-0"]);
+        assert_eq!(purchased(&cluster, &[]).0, ["b"]);
     }
 }

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::model::pod_class::PodClass;
-use crate::planner::input::pod::PodEntry;
+use stowage_model::pod_class::PodClass;
+use stowage_planner::PodEntry;
 
 /// Pods that are tried together, as indexes into the pods of a problem.
 #[derive(Debug, Default)]

@@ -3,11 +3,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use stowage_model::labels;
+use stowage_model::pod_class::NodeTerm;
+use stowage_planner::PodEntry;
+
 use crate::decisions::gauges::Series;
-use crate::model::labels;
-use crate::model::pod_class::NodeTerm;
-use crate::planner::input::pod::PodEntry;
-use crate::planner::input::volumes::needs::Assigned;
 use crate::state::snapshot::Demand;
 use crate::state::tables::ClusterState;
 
@@ -37,7 +37,7 @@ pub fn pending_by_zone(state: &ClusterState, demand: &Demand) -> Series<2> {
 
 fn effective_zone(state: &ClusterState, pod: &PodEntry) -> String {
     // Volumes that cannot be placed anywhere are an error of the plan, not a constraint.
-    let volumes = state.volumes.needs(&pod.claims, &Assigned::new()).map(|needs| needs.terms).unwrap_or_default();
+    let volumes = state.volumes.node_terms(&pod.claims).unwrap_or_default();
     let all = [&pod.class.node_terms[..], &volumes];
     let Some(named) = all.iter().find_map(|terms| zones(terms)) else { return FLEXIBLE.to_owned() };
     let mut possible = named.into_iter().filter(|zone| all.iter().all(|terms| accept(terms, zone)));
@@ -65,9 +65,9 @@ fn accept(terms: &[NodeTerm], zone: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_model::time::UnixMillis;
 
     use super::*;
-    use crate::model::time::UnixMillis;
     use crate::test_support::objects;
 
     /// A node affinity with these alternatives: zones that each names, or excludes.

@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube::ResourceExt;
+use stowage_model::time::UnixMillis;
+use stowage_planner::{ExistingNodePlacement, PlannedNode};
 
 use crate::decisions::holds::{HOLD_READY, OwnerKey, has_left, keeps_room, owner_key, pods_of};
-use crate::model::time::UnixMillis;
-use crate::planner::output::plan::{ExistingNodePlacement, PlannedNode};
 use crate::state::plan_record::{MoveTerms, Owner, PlanRecord};
 use crate::state::pods::PodRecord;
 use crate::state::snapshot::Snapshot;
@@ -120,11 +120,11 @@ pub fn with_placement(
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_model::labels;
+    use stowage_planner::PlanSettings;
 
     use super::*;
     use crate::decisions::demand::demand;
-    use crate::model::labels;
-    use crate::planner::input::settings::Settings;
     use crate::state::snapshot::{SnapshotRequest, take};
     use crate::state::snapshot_cache::SnapshotCache;
     use crate::test_support::objects;
@@ -149,7 +149,7 @@ mod tests {
     }
 
     fn extended(state: &ClusterState) -> (PlanRecord, Vec<String>) {
-        let settings = Settings::default();
+        let settings = PlanSettings::default();
         let request = SnapshotRequest { pools: &[], settings: &settings, now: NOW };
         let holds = crate::state::plan_record::Holds::default();
         let snapshot = take(state, &holds, demand(state, &holds, NOW), &mut SnapshotCache::default(), request);

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use stowage_model::pod_class::PodClass;
+use stowage_model::time::UnixMillis;
+
 use crate::decisions::provisioning::batch_window::{BatchWindow, QUIET_PERIOD};
 use crate::decisions::provisioning::purchase_backoff::PurchaseBackoff;
 use crate::decisions::provisioning::quarantine::{Cause, Quarantine};
 use crate::decisions::provisioning::supply_watch::SupplyWatch;
-use crate::model::pod_class::PodClass;
-use crate::model::time::UnixMillis;
 use crate::state::instance_types::ReadyPool;
 use crate::state::plan_record::Holds;
 use crate::state::pods::Scheduling;

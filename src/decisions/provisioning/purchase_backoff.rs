@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_api::conditions;
+use stowage_model::pod_class::PodClass;
+use stowage_model::time::UnixMillis;
+use stowage_planner::Problem;
 
-use crate::api::conditions;
 use crate::decisions::provisioning::purchase_obstacle::{Seen, obstacle};
-use crate::model::pod_class::PodClass;
-use crate::model::time::UnixMillis;
-use crate::planner::input::problem::Problem;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::pods::{PodRecord, Scheduling};

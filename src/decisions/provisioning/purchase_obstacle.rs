@@ -5,16 +5,15 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Taint;
 use kube::ResourceExt;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::labels;
+use stowage_model::pod_class::{NodeTerm, PodClass, Toleration};
+use stowage_model::requirement::ValueSet;
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
+use stowage_planner::{Daemon, Problem};
 
-use crate::api::{NodeClaim, conditions};
 use crate::decisions::holds::owner_key;
-use crate::model::labels;
-use crate::model::pod_class::{NodeTerm, PodClass, Toleration};
-use crate::model::requirement::ValueSet;
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
-use crate::planner::input::pod::Daemon;
-use crate::planner::input::problem::Problem;
 use crate::state::node_state::is_ephemeral;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_record::PlanRecord;
@@ -213,9 +212,9 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_model::time::UnixMillis;
 
     use super::*;
-    use crate::model::time::UnixMillis;
     use crate::test_support::objects;
 
     fn found(claim: &Value, node: &Value, running: &[(&str, &str)]) -> Obstacle {
@@ -351,7 +350,7 @@ mod tests {
         let smaller = json!({"status": {"allocatable": {"cpu": "1800m"}}});
         let found = |node: &Value, running: &[(&str, &str)]| found(&json!({}), node, running).extra;
         assert_eq!(found(&smaller, &[("b", "600m"), ("planned", "100m")]).cpu.0, 600 + 200);
-        assert_eq!(found(&smaller, &[("b", "600m")]).memory, crate::model::units::Bytes::from_mib(1024));
+        assert_eq!(found(&smaller, &[("b", "600m")]).memory, stowage_model::units::Bytes::from_mib(1024));
         assert!(found(&json!({}), &[("planned", "1")]).is_zero(), "a planned pod is in the plan");
         assert!(found(&json!({}), &[("b", "100m")]).is_zero(), "the pod fits beside it");
     }

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::pod_class::PodClass;
-use crate::model::time::UnixMillis;
+use stowage_model::pod_class::PodClass;
+use stowage_model::time::UnixMillis;
 
 /// First and longest time that a class is left out; it doubles with each failure.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(5));

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::time::UnixMillis;
+use stowage_model::time::UnixMillis;
+
 use crate::state::snapshot::{NodeUse, Snapshot};
 
 /// First and longest time that a NodePool or node is left out; it doubles with each failure.
@@ -144,8 +145,9 @@ impl SupplyQuarantine {
 
 #[cfg(test)]
 mod tests {
+    use stowage_planner::Daemon;
+
     use super::*;
-    use crate::planner::input::pod::Daemon;
 
     const NOW: UnixMillis = UnixMillis(1_000_000);
 

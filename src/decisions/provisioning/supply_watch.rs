@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kube::ResourceExt;
+use stowage_model::offering::Catalog;
+use stowage_model::resources::Resources;
 
-use crate::model::offering::Catalog;
-use crate::model::resources::Resources;
 use crate::state::instance_types::ReadyPool;
 use crate::state::tables::ClusterState;
 
@@ -81,9 +81,9 @@ impl SupplyWatch {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_model::labels;
 
     use super::*;
-    use crate::model::labels;
     use crate::test_support::objects;
 
     fn pool(name: &str, generation: i64, limits: &Value, available: bool) -> ReadyPool {

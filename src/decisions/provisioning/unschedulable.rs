@@ -6,8 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::time::UnixMillis;
-use crate::planner::input::pod::PodEntry;
+use stowage_model::time::UnixMillis;
+use stowage_planner::PodEntry;
 
 /// Maximum number of reasons in a summary.
 const MAX_REASONS: usize = 5;

@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::api::conditions;
-use crate::model::time::UnixMillis;
+use stowage_api::conditions;
+use stowage_model::time::UnixMillis;
+
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::tables::ClusterState;
 

@@ -4,15 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube::ResourceExt;
+use stowage_api::NodePool;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodePool;
 use crate::decisions::disruption::candidates::allowances;
 use crate::decisions::disruption::late_nodes::pools_with_late_nodes;
 use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::disruption::outdated::{PoolKind, order, outdated};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::static_pools::size::{Change, Size, may_launch};
-use crate::model::time::UnixMillis;
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
 
@@ -88,10 +88,10 @@ mod tests {
     use std::time::Duration;
 
     use serde_json::{Value, json};
+    use stowage_model::labels;
 
     use super::*;
     use crate::decisions::holds::resolve;
-    use crate::model::labels;
     use crate::test_support::objects;
 
     /// The NodePool with this spec, and drifted nodes of it.

@@ -7,14 +7,14 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use kube::ResourceExt;
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::time::UnixMillis;
 
-use crate::api::{NodeClaim, conditions};
 use crate::decisions::disruption::blockers::{budget_block, protection};
 use crate::decisions::disruption::candidates::pods_to_reschedule;
 use crate::decisions::disruption::eviction_cost::of_node;
 use crate::decisions::lifecycle::expiration::remaining_lifetime;
 use crate::decisions::static_pools::size::{Replica, Size};
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::NodeClaimExt;
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
@@ -75,10 +75,10 @@ fn harm(state: &ClusterState, holds: &Holds, claim: &NodeClaim, now: UnixMillis)
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_model::labels;
 
     use super::*;
     use crate::decisions::holds::resolve;
-    use crate::model::labels;
     use crate::test_support::objects;
 
     const NOW: UnixMillis = UnixMillis(1_800_000_000_000);

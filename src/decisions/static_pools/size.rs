@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kube::ResourceExt;
+use stowage_api::{NodeClaim, NodePool, conditions};
+use stowage_model::quantity::parse_amount;
 
-use crate::api::{NodeClaim, NodePool, conditions};
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::progress::source_of;
-use crate::model::quantity::parse_amount;
 use crate::state::object_ext::ObjectExt;
 use crate::state::tables::ClusterState;
 
@@ -104,11 +104,11 @@ pub fn changes(state: &ClusterState) -> Vec<(Arc<NodePool>, Change)> {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_model::labels;
+    use stowage_model::time::UnixMillis;
 
     use super::*;
     use crate::decisions::disruption::move_record::MoveRecord;
-    use crate::model::labels;
-    use crate::model::time::UnixMillis;
     use crate::test_support::objects;
 
     fn pool(spec: &Value) -> NodePool {

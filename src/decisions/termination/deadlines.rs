@@ -1,10 +1,9 @@
 //! When the drain of a deleted NodeClaim must be over.
 
 use kube::ResourceExt;
-
-use crate::api::{NodeClaim, duration};
-use crate::model::labels;
-use crate::model::time::UnixMillis;
+use stowage_api::{NodeClaim, duration};
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
 /// The deadline: the annotation of the claim, or else its deletion timestamp plus its `terminationGracePeriod`.
 pub fn termination_deadline(claim: &NodeClaim) -> Option<UnixMillis> {

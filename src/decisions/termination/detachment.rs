@@ -4,10 +4,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::api::{NodeClaim, conditions};
+use stowage_api::{NodeClaim, conditions};
+use stowage_model::time::UnixMillis;
+
 use crate::decisions::termination::deadlines::termination_deadline;
 use crate::decisions::termination::drain_order::waiting;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::NodeClaimExt;
 use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
@@ -68,9 +69,9 @@ fn attached(state: &ClusterState, claim: &NodeClaim, node: &str, now: UnixMillis
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_model::labels;
 
     use super::*;
-    use crate::model::labels;
     use crate::test_support::objects;
 
     const NOW: UnixMillis = UnixMillis(1_800_000_000_000);

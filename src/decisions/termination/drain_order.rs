@@ -3,10 +3,11 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
-use crate::api::NodeClaim;
+use stowage_api::NodeClaim;
+use stowage_model::time::UnixMillis;
+
 use crate::decisions::pod_ref::PodRef;
 use crate::decisions::termination::deadlines::termination_deadline;
-use crate::model::time::UnixMillis;
 use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
 
@@ -106,9 +107,9 @@ fn next_deletion(waiting: &[&PodRecord], deadline: UnixMillis, now: UnixMillis) 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_model::labels;
 
     use super::*;
-    use crate::model::labels;
     use crate::test_support::objects;
 
     fn pod(name: &str, json: serde_json::Value) -> PodRecord {

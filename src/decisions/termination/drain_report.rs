@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use crate::api::NodeClaim;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
+
 use crate::decisions::termination::drain_order::waiting;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::state::pod_budgets::EvictionBlock;
 use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::{Bytes, Millicores};
 
 use super::*;
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
-use crate::model::units::{Bytes, Millicores};
 
 const NOW: UnixMillis = UnixMillis(1_000_000);
 const LATER: UnixMillis = UnixMillis(1_060_000);

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::model::time::UnixMillis;
-use crate::model::units::{Bytes, Millicores};
 use proptest::prelude::*;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::{Bytes, Millicores};
 
 use super::*;
 use crate::extender::prioritize::MAX_SCORE;

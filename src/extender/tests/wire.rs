@@ -1,7 +1,8 @@
 //! Tests of the wire format in both directions, of requests, and of preemption.
 
+use stowage_model::time::UnixMillis;
+
 use super::*;
-use crate::model::time::UnixMillis;
 
 #[test]
 fn whole_nodes_are_returned_unchanged() {

@@ -1,7 +1,7 @@
 //! The daemons that new nodes run. Their requests are subtracted from the room of each column.
 
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::{COMMON, fits};
+use crate::columns::bitset::Bits;
+use crate::columns::dims::{COMMON, fits};
 
 /// The pods of a DaemonSet.
 #[derive(Debug)]

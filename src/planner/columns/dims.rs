@@ -6,11 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::model::offering::InstanceType;
-use crate::model::pod_class::PodClass;
-use crate::model::resources::{Resources, UNLIMITED, attached_by};
-use crate::model::units::{Bytes, Millicores};
-use crate::planner::input::problem::Problem;
+use stowage_model::offering::InstanceType;
+use stowage_model::pod_class::PodClass;
+use stowage_model::resources::{Resources, UNLIMITED, attached_by};
+use stowage_model::units::{Bytes, Millicores};
+
+use crate::input::problem::Problem;
 
 /// The resources of a problem, as positions in dense vectors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,14 +5,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
+use stowage_api::Requirement;
+use stowage_api::parse_requirements;
+use stowage_model::offering::{Catalog, OFFERING_LABELS};
+use stowage_model::pod_class::{NodeTerm, PodClass};
+use stowage_model::requirement::ValueSet;
 
-use crate::api::Requirement;
-use crate::model::offering::{Catalog, OFFERING_LABELS};
-use crate::model::pod_class::{NodeTerm, PodClass};
-use crate::model::requirement::{Requirements, ValueSet};
-use crate::planner::columns::variants::well_known;
-use crate::planner::input::pool::Pool;
-use crate::planner::input::problem::Problem;
+use crate::columns::variants::well_known;
+use crate::input::pool::Pool;
+use crate::input::problem::Problem;
 
 /// NodePools up to which all are kept, so that the column table stays the same from plan to plan, and reasons name each of them.
 const FEW_POOLS: usize = 128;
@@ -134,7 +135,7 @@ impl<'p> Asked<'p> {
 
     /// Whether no pod to place can use nodes of a NodePool: by its taints, or by a label or requirement.
     fn is_for_none(&self, pool: &Pool, comparisons: &mut usize) -> bool {
-        let Ok(requirements) = Requirements::from_api(&pool.requirements) else { return false };
+        let Ok(requirements) = parse_requirements(&pool.requirements) else { return false };
         let conflicts = |term: &NodeTerm| {
             term.labels.iter().any(|(key, set)| match pool.labels.get(&**key) {
                 Some(value) => !set.contains(value),

@@ -1,20 +1,20 @@
-//! Interned sets of columns: the node constraints of a class become a set over the [table](crate::planner::columns::table).
+//! Interned sets of columns: the node constraints of a class become a set over the [table](crate::columns::table).
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Deref;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
+use stowage_model::labels;
+use stowage_model::offering::OFFERING_LABELS;
+use stowage_model::pod_class::{NodeTerm, PodClass, Toleration};
+use stowage_model::requirement::ValueSet;
 
-use crate::model::labels;
-use crate::model::offering::OFFERING_LABELS;
-use crate::model::pod_class::{NodeTerm, PodClass, Toleration};
-use crate::model::requirement::ValueSet;
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::daemons::DaemonNeed;
-use crate::planner::columns::dims::fits;
-use crate::planner::columns::table::{ColumnCache, ColumnTable, TableInputs};
-use crate::planner::input::problem::Problem;
+use crate::columns::bitset::Bits;
+use crate::columns::daemons::DaemonNeed;
+use crate::columns::dims::fits;
+use crate::columns::table::{ColumnCache, ColumnTable, TableInputs};
+use crate::input::problem::Problem;
 
 /// An interned set of columns.
 #[derive(Debug)]
@@ -276,7 +276,7 @@ impl ColumnSets<'_> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use crate::test_support::planner::World;
+    use crate::test_support::World;
     use serde_json::json;
 
     use super::*;

@@ -2,25 +2,26 @@
 //! type, with its complete labels and the room that its daemons leave.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::model::labels;
-use crate::model::offering::{CapacityType, InstanceType, OFFERING_LABELS, Offering};
-use crate::model::pod_class::PodClass;
-use crate::model::requirement::{Requirements, ValueSet};
-use crate::model::resources::Resources;
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::daemons::{DaemonNeed, add, by_precedence, counted};
-use crate::planner::columns::dims::{Dims, fits};
-use crate::planner::columns::variants::{
+use stowage_api::parse_requirements;
+use stowage_model::labels;
+use stowage_model::offering::{CapacityType, InstanceType, OFFERING_LABELS, Offering};
+use stowage_model::pod_class::PodClass;
+use stowage_model::requirement::ValueSet;
+use stowage_model::resources::Resources;
+
+use crate::columns::bitset::Bits;
+use crate::columns::daemons::{DaemonNeed, add, by_precedence, counted};
+use crate::columns::dims::{Dims, fits};
+use crate::columns::variants::{
     Mentioned, Variant, combinations, dedicated_is_requested, expand, expand_combinations, has_key, is_crowded,
     mentioned_values, tenancies, well_known,
 };
-use crate::planner::input::pod::Labels;
-use crate::planner::input::pool::Pool;
-use crate::planner::input::problem::Problem;
-use crate::planner::input::settings::Settings;
-use crate::sync::lock;
+use crate::input::pod::Labels;
+use crate::input::pool::Pool;
+use crate::input::problem::Problem;
+use crate::input::settings::PlanSettings;
 
 /// An instance type of a variant.
 #[derive(Debug)]
@@ -92,6 +93,13 @@ pub(crate) struct ColumnTable {
 #[derive(Clone, Debug, Default)]
 pub struct ColumnCache(Arc<Mutex<Option<(TableInputs, Arc<ColumnTable>)>>>);
 
+/// Whether they are clones of one cache.
+impl PartialEq for ColumnCache {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 impl ColumnCache {
     /// The table of these inputs: the cached table, or else a new table.
     pub(crate) fn column_table(
@@ -99,7 +107,8 @@ impl ColumnCache {
         inputs: TableInputs,
         make: impl FnOnce(&TableInputs) -> ColumnTable,
     ) -> Arc<ColumnTable> {
-        let mut entry = lock(&self.0);
+        // Each holder leaves the entry complete: after a panic it is still of use.
+        let mut entry = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, table)) = entry.as_ref().filter(|(cached, _)| cached.matches(&inputs)) {
             return Arc::clone(table);
         }
@@ -114,7 +123,7 @@ impl ColumnCache {
 pub(crate) struct TableInputs {
     pools: Vec<Pool>,
     daemons: Vec<Arc<PodClass>>,
-    settings: Settings,
+    settings: PlanSettings,
     dims: Dims,
     mentioned: HashMap<Arc<str>, Mentioned>,
     /// What pods want of open labels; empty where every combination gets a variant.
@@ -218,7 +227,7 @@ impl ColumnTable {
         let dedicated = *dedicated;
         let (pool, settings) = (&problem.pools[at], &problem.settings);
         // An invalid pool offers nothing; `Pool::new` reports why.
-        let Ok(requirements) = Requirements::from_api(&pool.requirements) else {
+        let Ok(requirements) = parse_requirements(&pool.requirements) else {
             return;
         };
         let mut known: Vec<(&Arc<str>, &ValueSet)> = Vec::new();

@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::model::labels::{self, is_label_value};
-use crate::model::pod_class::PodClass;
-use crate::model::requirement::{Requirements, ValueSet};
-use crate::planner::input::pod::Labels;
-use crate::planner::input::pool::Pool;
-use crate::planner::input::problem::Problem;
+use stowage_model::labels::{self, is_label_value};
+use stowage_model::pod_class::PodClass;
+use stowage_model::requirement::{Requirements, ValueSet};
+
+use crate::input::pod::Labels;
+use crate::input::pool::Pool;
+use crate::input::problem::Problem;
 
 /// Maximum values of one open label, and maximum variants of one NodePool.
 pub(crate) const MAX_VARIANTS: usize = 128;

@@ -3,12 +3,12 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::planner::columns::dims::fits;
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::groups::group::Group;
-use crate::planner::groups::host_rules::{HostCounters, HostRules};
-use crate::planner::groups::selectors::Selectors;
-use crate::planner::input::node::{NodeState, Tenure};
+use crate::columns::dims::fits;
+use crate::columns::sets::ColumnSets;
+use crate::groups::group::Group;
+use crate::groups::host_rules::{HostCounters, HostRules};
+use crate::groups::selectors::Selectors;
+use crate::input::node::{NodeState, Tenure};
 
 /// Host counters and caps of a node before the plan places pods on it.
 #[derive(Clone, Debug, Default)]

@@ -3,15 +3,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::model::offering::CapacityType;
-use crate::model::pod_class::{NodeTerm, PodClass};
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::COMMON;
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::groups::host_rules::{HostCounters, HostRules};
-use crate::planner::groups::selectors::Selectors;
-use crate::planner::input::pod::{Daemon, Labels};
-use crate::planner::input::settings::PreferencePolicy;
+use stowage_model::offering::CapacityType;
+use stowage_model::pod_class::{NodeTerm, PodClass};
+
+use crate::columns::bitset::Bits;
+use crate::columns::dims::COMMON;
+use crate::columns::sets::ColumnSets;
+use crate::groups::host_rules::{HostCounters, HostRules};
+use crate::groups::selectors::Selectors;
+use crate::input::pod::{Daemon, Labels};
+use crate::input::settings::PreferencePolicy;
 
 /// Pods that no rule of the problem distinguishes.
 #[derive(Debug)]
@@ -205,10 +206,10 @@ fn with_term(class: &PodClass, term: &NodeTerm) -> Vec<NodeTerm> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_model::time::UnixMillis;
 
-    use crate::model::time::UnixMillis;
+    use crate::test_support::World;
     use crate::test_support::plan_stages::instance;
-    use crate::test_support::planner::World;
 
     #[test]
     fn when_pods_came_orders_the_pods_of_a_group_and_not_the_groups() {

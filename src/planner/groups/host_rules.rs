@@ -4,12 +4,13 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::model::labels;
-use crate::model::pod_class::{HostPort, Namespaces, PodClass, Spread};
-use crate::planner::groups::selectors::Selectors;
-use crate::planner::input::pod::PodEntry;
-use crate::planner::input::problem::Problem;
-use crate::planner::input::settings::PreferencePolicy;
+use stowage_model::labels;
+use stowage_model::pod_class::{HostPort, Namespaces, PodClass, Spread};
+
+use crate::groups::selectors::Selectors;
+use crate::input::pod::PodEntry;
+use crate::input::problem::Problem;
+use crate::input::settings::PreferencePolicy;
 
 /// Rules of a group about the pods on the same node. Ids name counters that every node has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

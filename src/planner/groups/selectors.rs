@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::model::pod_class::{Namespaces, PodTerm, Selector};
-use crate::planner::input::pod::{Labels, PodEntry};
+use stowage_model::pod_class::{Namespaces, PodTerm, Selector};
+
+use crate::input::pod::{Labels, PodEntry};
 
 #[derive(PartialEq, Eq, Hash, Clone)]
 struct Entry {

@@ -7,11 +7,11 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-use crate::planner::columns::dims::fits;
-use crate::planner::groups::existing::HostState;
-use crate::planner::pack::min_values::min_values_still_hold;
-use crate::planner::state::demand::pattern::{Bin, Pattern, add_pods, remove_pods};
-use crate::planner::state::plan_state::{PlanState, PurchasedNode};
+use crate::columns::dims::fits;
+use crate::groups::existing::HostState;
+use crate::pack::min_values::min_values_still_hold;
+use crate::state::demand::pattern::{Bin, Pattern, add_pods, remove_pods};
+use crate::state::plan_state::{PlanState, PurchasedNode};
 
 /// Feasibility checks per plan.
 const MAX_CHECKS: usize = 20_000;

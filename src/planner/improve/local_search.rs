@@ -3,14 +3,14 @@
 
 use std::collections::BTreeSet;
 
-use crate::planner::columns::dims::{float, real};
-use crate::planner::improve::right_size::right_size;
-use crate::planner::pack::purchase::buy;
-use crate::planner::pack::refill::refill_purchased;
-use crate::planner::pack::strategy::Purchases;
-use crate::planner::patterns::improve::MAX_PODS;
-use crate::planner::pricing::subproblem::Subproblem;
-use crate::planner::state::plan_state::{PlanState, PurchasedNode, STRATEGIES};
+use crate::columns::dims::{float, real};
+use crate::improve::right_size::right_size;
+use crate::pack::purchase::buy;
+use crate::pack::refill::refill_purchased;
+use crate::pack::strategy::Purchases;
+use crate::patterns::improve::MAX_PODS;
+use crate::pricing::subproblem::Subproblem;
+use crate::state::plan_state::{PlanState, PurchasedNode, STRATEGIES};
 
 /// Percent of the nodes that an attempt removes; the next share is used after an attempt that saved nothing.
 const RUIN_PERCENT: [usize; 5] = [12, 25, 45, 6, 18];
@@ -155,9 +155,9 @@ fn ruin_and_recreate(state: &mut PlanState<'_, '_>, subproblem: &mut Subproblem,
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::planner::improve::local_search::improve_purchases;
+    use crate::improve::local_search::improve_purchases;
     use crate::test_support::plan_stages::{instance, purchase, purchased, subproblem};
-    use crate::test_support::planner::{HOST, World, affinity};
+    use crate::test_support::{HOST, World, affinity};
 
     /// Four nodes of a1.x4 with one pod of 1 CPU each, improved; with or without dual prices.
     fn improved(spec: &Value, priced: bool) -> (i64, Vec<String>) {

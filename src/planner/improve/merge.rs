@@ -7,11 +7,11 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::planner::columns::bitset::Bits;
-use crate::planner::pack::min_values::min_values_hold;
-use crate::planner::pack::substitutes::{can_hold, common_columns, load};
-use crate::planner::state::demand::pattern::Pattern;
-use crate::planner::state::plan_state::{PlanState, PurchasedNode};
+use crate::columns::bitset::Bits;
+use crate::pack::min_values::min_values_hold;
+use crate::pack::substitutes::{can_hold, common_columns, load};
+use crate::state::demand::pattern::Pattern;
+use crate::state::plan_state::{PlanState, PurchasedNode};
 
 /// A merged node costs no more than all new nodes divided by this: a plan of many nodes keeps at least so many.
 const LEAST_NODES: i64 = 20;
@@ -127,9 +127,9 @@ fn larger(state: &PlanState<'_, '_>, node: &PurchasedNode, common: &Bits, copies
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::planner::improve::merge::merge_copies;
+    use crate::improve::merge::merge_copies;
     use crate::test_support::plan_stages::{instance, purchase, purchased};
-    use crate::test_support::planner::{HOST, World};
+    use crate::test_support::{HOST, World};
 
     /// The nodes after `nodes` copies with one pod of two CPUs each were merged, by their number.
     fn merged(pool: Value, spec: &Value, nodes: usize, instance_type: &str) -> Vec<String> {

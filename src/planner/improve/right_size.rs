@@ -1,10 +1,10 @@
 //! Right-sizing: each purchased node becomes the cheapest column that holds its pattern.
 
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::fits;
-use crate::planner::pack::min_values::min_values_hold;
-use crate::planner::pack::substitutes::{common_columns, is_compatible, load};
-use crate::planner::state::plan_state::{PlanState, PurchasedNode};
+use crate::columns::bitset::Bits;
+use crate::columns::dims::fits;
+use crate::pack::min_values::min_values_hold;
+use crate::pack::substitutes::{common_columns, is_compatible, load};
+use crate::state::plan_state::{PlanState, PurchasedNode};
 
 /// Right-sizes the nodes purchased from index `first` on, one after another, within the limits of their NodePools. No node becomes
 /// more expensive.
@@ -52,9 +52,9 @@ fn cheaper_column(state: &PlanState<'_, '_>, column: usize, pattern: &[(usize, u
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::planner::improve::right_size::right_size;
+    use crate::improve::right_size::right_size;
+    use crate::test_support::World;
     use crate::test_support::plan_stages::{column, instance, purchase, purchased};
-    use crate::test_support::planner::World;
 
     fn world(pool: Value, spec: &Value) -> World {
         let mut world = World::with_pools(&[("default", pool)]);

@@ -1,7 +1,7 @@
 //! Repair of topology spread: where limits leave pods of a group unplaced in one domain, pods placed in other domains are removed until
 //! the skew holds again, and pods whose required affinity depends on them are removed too.
 
-use crate::planner::state::plan_state::PlanState;
+use crate::state::plan_state::PlanState;
 
 /// Removes placed pods until every rule between domains holds for the pods that are still placed. Without unplaced pods that are
 /// pinned to a domain, nothing changes. Requires that merged items are split.
@@ -86,10 +86,10 @@ fn remove_placed(state: &mut PlanState<'_, '_>, item: usize, mut count: usize) {
 mod tests {
     use serde_json::json;
 
-    use crate::planner::improve::spread_repair::repair_spread;
-    use crate::planner::state::plan_state::{PlanState, PurchasedNode};
+    use crate::improve::spread_repair::repair_spread;
+    use crate::state::plan_state::{PlanState, PurchasedNode};
     use crate::test_support::plan_stages::{column, instance};
-    use crate::test_support::planner::{World, ZONE, spread};
+    use crate::test_support::{World, ZONE, spread};
 
     /// Purchases a node in each zone for the given number of the spread pods assigned there.
     fn purchase_in(state: &mut PlanState<'_, '_>, zones: &[(&str, usize)]) {

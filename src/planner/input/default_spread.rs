@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
-use kube::ResourceExt;
 use serde::Deserialize;
+use stowage_model::labels::normalize_key;
+use stowage_model::pod_class::{Selector, Spread};
+use stowage_model::requirement::ValueSet;
 
-use crate::model::labels::normalize_key;
-use crate::model::pod_class::{Selector, Spread};
-use crate::model::requirement::ValueSet;
-use crate::planner::input::pod::{Labels, PodEntry};
+use crate::input::pod::{Labels, PodEntry};
 
 /// Label under which the planner keeps the UID of a pod's controller, so that a selector can match it. On no object of the cluster.
 pub(crate) const CONTROLLER: &str = "stowage.dev/controller-uid";
@@ -167,9 +166,9 @@ impl Services {
 
     /// Adds or updates a Service.
     pub fn apply(&mut self, service: &Service) {
-        let namespace = service.namespace().unwrap_or_else(|| "default".to_owned());
+        let namespace = service.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
         let selector = service.spec.as_ref().and_then(|spec| spec.selector.clone()).unwrap_or_default();
-        let name = service.name_any();
+        let name = service.metadata.name.clone().unwrap_or_default();
         if selector.is_empty() {
             self.delete(&format!("{namespace}/{name}"));
         } else {

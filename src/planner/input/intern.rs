@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus, Toleration as ApiToleration};
+use stowage_model::pod_class::{NodeTerm, PodClass, Toleration};
+use stowage_model::resources::{ResourceError, Resources};
+use stowage_model::time::UnixMillis;
 
-use crate::model::pod_class::{NodeTerm, PodClass, Toleration};
-use crate::model::resources::{ResourceError, Resources};
-use crate::model::time::UnixMillis;
-use crate::planner::input::default_spread::{CONTROLLER, DefaultSpread, spreading_controller};
-use crate::planner::input::intern_table::InternTable;
-use crate::planner::input::pod::{Daemon, Labels, PodEntry};
-use crate::planner::input::pod_rules::{host_ports, node_terms, pod_term, spread, toleration};
-use crate::planner::input::terms::TermError;
+use crate::input::default_spread::{CONTROLLER, DefaultSpread, spreading_controller};
+use crate::input::intern_table::InternTable;
+use crate::input::pod::{Daemon, Labels, PodEntry};
+use crate::input::pod_rules::{host_ports, node_terms, pod_term, spread, toleration};
+use crate::input::terms::TermError;
 
 /// A pod that is excluded from planning.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -251,7 +251,7 @@ const DAEMON_TOLERATIONS: [(&str, &str); 7] = [
 
 /// Whether a toleration is the pod's own. The toleration of a planned taint must not split the pods of one workload into classes.
 fn own(api: &ApiToleration) -> bool {
-    api.key.as_deref() != Some(crate::model::labels::PLANNED_TAINT)
+    api.key.as_deref() != Some(stowage_model::labels::PLANNED_TAINT)
 }
 
 #[cfg(test)]

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
+use stowage_model::labels;
+use stowage_model::pod_class::{NodeTerm, PodClass};
+use stowage_model::resources::Resources;
+use stowage_model::units::MicroUsd;
 
-use crate::model::labels;
-use crate::model::pod_class::{NodeTerm, PodClass};
-use crate::model::resources::Resources;
-use crate::model::units::MicroUsd;
-use crate::planner::input::pod::{Labels, NodePods};
+use crate::input::pod::{Labels, NodePods};
 
 /// A node that exists or is being launched.
 #[derive(Clone, Debug)]
@@ -58,7 +58,7 @@ impl NodeState {
     }
 
     /// Whether a class's required node terms, volumes and tolerations admit the node.
-    pub(crate) fn admits(&self, class: &PodClass) -> bool {
+    pub fn admits(&self, class: &PodClass) -> bool {
         class.untolerated(&self.taints).is_none()
             && self.satisfies(&class.node_terms)
             && self.satisfies(&class.volume_terms)

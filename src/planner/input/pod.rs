@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::model::pod_class::{PodClass, Toleration};
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
-use crate::model::units::Millicores;
+use stowage_model::pod_class::{PodClass, Toleration};
+use stowage_model::resources::Resources;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::Millicores;
 
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;

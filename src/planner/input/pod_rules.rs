@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PodAffinityTerm, PodSpec, Toleration as ApiToleration, TopologySpreadConstraint};
+use stowage_model::labels::normalize_key;
+use stowage_model::pod_class::{HostPort, Namespaces, NodeTerm, PodClass, PodTerm, Selector, Spread, Toleration};
+use stowage_model::requirement::ValueSet;
 
-use crate::model::labels::normalize_key;
-use crate::model::pod_class::{HostPort, Namespaces, NodeTerm, PodClass, PodTerm, Selector, Spread, Toleration};
-use crate::model::requirement::ValueSet;
-use crate::planner::input::pod::Labels;
-use crate::planner::input::terms::{TermError, node_term, selector};
+use crate::input::pod::Labels;
+use crate::input::terms::{TermError, node_term, selector};
 
 pub(crate) fn toleration(api: &ApiToleration) -> Toleration {
     Toleration {

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
+use stowage_api::parse_requirements;
+use stowage_api::{NodePool, Requirement};
+use stowage_model::labels;
+use stowage_model::labels::normalize_key;
+use stowage_model::offering::Catalog;
+use stowage_model::requirement::RequirementError;
+use stowage_model::resources::{ResourceError, Resources};
 
-use crate::api::{NodePool, Requirement};
-use crate::model::labels;
-use crate::model::labels::normalize_key;
-use crate::model::offering::Catalog;
-use crate::model::requirement::{RequirementError, Requirements};
-use crate::model::resources::{ResourceError, Resources};
-use crate::planner::input::pod::Labels;
+use crate::input::pod::Labels;
 
 /// A NodePool with its catalog.
 #[derive(Clone, Debug)]
@@ -127,7 +128,7 @@ impl Pool {
                 return Err(PoolProblem::Restricted { field, key: r.key.clone() });
             }
         }
-        let merged = Requirements::from_api(&requirements).map_err(PoolProblem::Requirement)?;
+        let merged = parse_requirements(&requirements).map_err(PoolProblem::Requirement)?;
         if let Some(key) = merged.contradiction() {
             return Err(PoolProblem::Contradiction(key.to_owned()));
         }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::planner::input::default_spread::Services;
-use crate::planner::input::node::NodeState;
-use crate::planner::input::pod::{Daemon, Labels, PodEntry};
-use crate::planner::input::pool::Pool;
-use crate::planner::input::settings::Settings;
-use crate::planner::input::volumes::objects::Volumes;
+use crate::input::default_spread::Services;
+use crate::input::node::NodeState;
+use crate::input::pod::{Daemon, Labels, PodEntry};
+use crate::input::pool::Pool;
+use crate::input::settings::PlanSettings;
+use crate::input::volumes::objects::Volumes;
 
 /// Everything that a plan depends on.
 #[derive(Clone, Debug, Default)]
@@ -25,7 +25,7 @@ pub struct Problem {
     pub volumes: Arc<Volumes>,
     /// Services, for default topology spread.
     pub services: Arc<Services>,
-    pub settings: Settings,
+    pub settings: PlanSettings,
 }
 
 impl Problem {

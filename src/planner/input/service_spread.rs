@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::model::pod_class::{PodClass, Selector};
-use crate::model::requirement::ValueSet;
-use crate::planner::input::default_spread::CONTROLLER;
-use crate::planner::input::pod::Labels;
-use crate::planner::input::problem::Problem;
+use stowage_model::pod_class::{PodClass, Selector};
+use stowage_model::requirement::ValueSet;
+
+use crate::input::default_spread::CONTROLLER;
+use crate::input::pod::Labels;
+use crate::input::problem::Problem;
 
 /// The problem with default constraints on the pods that declare none, have no controller that spreads them, and are selected by a
 /// Service; `None` where there is no such pod. The constraint counts every pod that the Services select.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::units::{MicroUsd, Millicores};
+use stowage_model::units::{MicroUsd, Millicores};
 
 /// How preferences are treated (`--preference-policy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl NodeSizes {
 
 /// Settings of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settings {
+pub struct PlanSettings {
     pub preference_policy: PreferencePolicy,
     pub min_values_policy: MinValuesPolicy,
     pub node_sizes: NodeSizes,
@@ -56,7 +56,7 @@ pub struct Settings {
     pub prove: bool,
 }
 
-impl Settings {
+impl PlanSettings {
     /// The coefficient of a price in the objective: the price divided by its family's weight, plus the node penalty.
     pub fn compared_price(&self, price: MicroUsd, family: Option<&str>) -> i64 {
         let weight = family.and_then(|family| self.family_weights.get(family)).copied().unwrap_or(100).max(1);

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::NodeSelectorTerm;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-
-use crate::model::pod_class::{NodeTerm, Selector};
-use crate::model::requirement::{RequirementError, Requirements, ValueSet};
+use stowage_model::pod_class::{NodeTerm, Selector};
+use stowage_model::requirement::{RequirementError, Requirements, ValueSet};
 
 /// A term or selector that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -48,8 +47,11 @@ pub(crate) fn node_term(api: &NodeSelectorTerm) -> Result<NodeTerm, TermError> {
     Ok(NodeTerm { labels, name, never: expressions.is_empty() && fields.is_empty() })
 }
 
-/// Parses a label selector.
-pub(crate) fn selector(api: &LabelSelector, field: &'static str) -> Result<Selector, TermError> {
+/// Parses the label selector in this field of a pod.
+///
+/// # Errors
+/// An operator is unknown; the error names the field.
+pub fn selector(api: &LabelSelector, field: &'static str) -> Result<Selector, TermError> {
     let mut terms: BTreeMap<Arc<str>, ValueSet> = BTreeMap::new();
     let mut require = |key: &str, set: ValueSet| {
         let joined = terms.get(key).map_or_else(|| set.clone(), |have| have.intersect(&set));

@@ -1,11 +1,12 @@
 //! From the final plan state to the plan: pods by index, sorted nodes, and a reason for each unschedulable pod.
 
-use crate::model::units::MicroUsd;
-use crate::planner::output::explain::Explainer;
-use crate::planner::output::new_nodes::new_nodes;
-use crate::planner::output::plan::{ExistingNodePlacement, Plan, Unschedulable};
-use crate::planner::output::pod_cursor::{PodCursor, Turn};
-use crate::planner::state::plan_state::PlanState;
+use stowage_model::units::MicroUsd;
+
+use crate::output::explain::Explainer;
+use crate::output::new_nodes::new_nodes;
+use crate::output::plan::{ExistingNodePlacement, Plan, Unschedulable};
+use crate::output::pod_cursor::{PodCursor, Turn};
+use crate::state::plan_state::PlanState;
 
 /// Reason for pods that a rehearsal left out.
 const UNBINDABLE: &str = "kube-scheduler may bind the other pods of this plan in an order that leaves no domain for it, by topology spread or pod \

@@ -3,10 +3,11 @@
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
-use crate::api::Requirement;
-use crate::model::offering::InstanceType;
-use crate::planner::pack::substitutes::{can_hold, common_columns, load, max_price, substitutes};
-use crate::planner::state::plan_state::{PlanState, PurchasedNode};
+use stowage_api::Requirement;
+use stowage_model::offering::InstanceType;
+
+use crate::pack::substitutes::{can_hold, common_columns, load, max_price, substitutes};
+use crate::state::plan_state::{PlanState, PurchasedNode};
 
 /// Maximum instance types among a node's choices (Karpenter AWS reference 5.2).
 pub(crate) const MAX_TYPES: usize = 60;
@@ -100,10 +101,10 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use crate::planner::output::choices::{MAX_TYPES, choices};
-    use crate::planner::state::plan_state::PurchasedNode;
+    use crate::output::choices::{MAX_TYPES, choices};
+    use crate::state::plan_state::PurchasedNode;
+    use crate::test_support::World;
     use crate::test_support::plan_stages::{column, instance, pattern};
-    use crate::test_support::planner::World;
 
     /// The choices of an a1.x4 in z-b with one pod, as type and zone.
     fn offered(world: &World, is_roomy: bool) -> Vec<String> {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::planner::groups::selectors::Selectors;
-use crate::planner::input::problem::Problem;
-use crate::planner::output::plan::Plan;
+use crate::groups::selectors::Selectors;
+use crate::input::problem::Problem;
+use crate::output::plan::Plan;
 
 /// The part that each new node of a plan belongs to, and last the part of all existing nodes together. Nodes are in one part if pods on one require pods on
 /// the other near them (`podAffinity`), directly or by way of others. Existing nodes need nothing for the pods on them that others require.
@@ -49,7 +49,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::test_support::planner::{HOST, World, ZONE, affinity};
+    use crate::test_support::{HOST, World, ZONE, affinity};
 
     /// The new nodes in one part with others, by their pods, each of which fills one; and those in one part with the existing nodes.
     fn parts(pods: &[(&str, Value)]) -> String {

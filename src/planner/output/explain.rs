@@ -5,21 +5,23 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::model::labels;
-use crate::model::labels::is_label_value;
-use crate::model::pod_class::{NodeTerm, PodClass};
-use crate::model::requirement::{Requirements, ValueSet};
-use crate::model::resources::{attached_by, human, is_in_bytes};
-use crate::model::units::Bytes;
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::{COMMON, fits};
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::columns::variants::{MAX_VARIANTS, well_known};
-use crate::planner::groups::group::Group;
-use crate::planner::groups::topology::counts::Topology;
-use crate::planner::input::pool::Pool;
-use crate::planner::input::settings::NodeSizes;
-use crate::planner::state::budget::Budget;
+use stowage_api::parse_requirements;
+use stowage_model::labels;
+use stowage_model::labels::is_label_value;
+use stowage_model::pod_class::{NodeTerm, PodClass};
+use stowage_model::requirement::{Requirements, ValueSet};
+use stowage_model::resources::{attached_by, human, is_in_bytes};
+use stowage_model::units::Bytes;
+
+use crate::columns::bitset::Bits;
+use crate::columns::dims::{COMMON, fits};
+use crate::columns::sets::ColumnSets;
+use crate::columns::variants::{MAX_VARIANTS, well_known};
+use crate::groups::group::Group;
+use crate::groups::topology::counts::Topology;
+use crate::input::pool::Pool;
+use crate::input::settings::NodeSizes;
+use crate::state::budget::Budget;
 
 /// Reasons that are given, and NodePools that are named for each of them.
 const MAX_REASONS: usize = 20;
@@ -76,7 +78,7 @@ impl<'e, 'p> Explainer<'e, 'p> {
         let of_pool = |(index, pool): (usize, &'p Pool)| PoolColumns {
             index,
             pool,
-            requirements: Requirements::from_api(&pool.requirements).ok(),
+            requirements: parse_requirements(&pool.requirements).ok(),
             columns: columns[index].clone(),
         };
         let pools = problem.pools_by_name().map(of_pool).collect();

@@ -2,14 +2,14 @@
 
 use std::cmp::Reverse;
 
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::fits;
-use crate::planner::groups::existing::free_on;
-use crate::planner::groups::topology::domains::Room;
-use crate::planner::pack::reserved::reservable;
-use crate::planner::state::budget::Budget;
-use crate::planner::state::feedback::Feedback;
-use crate::planner::state::plan_state::PlanState;
+use crate::columns::bitset::Bits;
+use crate::columns::dims::fits;
+use crate::groups::existing::free_on;
+use crate::groups::topology::domains::Room;
+use crate::pack::reserved::reservable;
+use crate::state::budget::Budget;
+use crate::state::feedback::Feedback;
+use crate::state::plan_state::PlanState;
 
 /// Feedback of a finished plan; `room` is that of [`placed_per_place`].
 pub(crate) fn feedback(state: &mut PlanState<'_, '_>, room: Room, by_priority: bool) -> Feedback {
@@ -80,10 +80,10 @@ fn fits_empty_plan(state: &mut PlanState<'_, '_>, item: usize) -> bool {
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::planner::groups::topology::domains::Room;
-    use crate::planner::output::feedback::{feedback, placed_per_place};
+    use crate::groups::topology::domains::Room;
+    use crate::output::feedback::{feedback, placed_per_place};
     use crate::test_support::plan_stages::{column, instance, purchase};
-    use crate::test_support::planner::{World, ZONE, spread};
+    use crate::test_support::{World, ZONE, spread};
 
     #[test]
     fn the_highest_priority_that_would_fit_an_empty_plan_is_displaced() {
@@ -123,7 +123,7 @@ mod tests {
                     state.column_sets.sets[pool.levels[0]].bits.contains(column)
                 };
                 let item = (0..state.demand.items.len()).find(in_zone).unwrap();
-                let node = crate::planner::state::plan_state::PurchasedNode { column, pattern: vec![(item, placed)] };
+                let node = crate::state::plan_state::PurchasedNode { column, pattern: vec![(item, placed)] };
                 state.purchase(node, 1);
             }
             state.split_merged();

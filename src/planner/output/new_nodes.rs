@@ -3,18 +3,19 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::api::Requirement;
-use crate::model::resources::Resources;
-use crate::model::units::MicroUsd;
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::columns::table::Charge;
-use crate::planner::output::choices::choices;
-use crate::planner::output::plan::{Choice, PlannedNode};
-use crate::planner::output::pod_cursor::PodCursor;
-use crate::planner::pack::min_values::{is_strict, nameable_choices, satisfies_min_values};
-use crate::planner::pack::nameable::CHOSEN_AT_LAUNCH;
-use crate::planner::pack::substitutes::{load, max_price};
-use crate::planner::state::plan_state::PlanState;
+use stowage_api::Requirement;
+use stowage_model::resources::Resources;
+use stowage_model::units::MicroUsd;
+
+use crate::columns::sets::ColumnSets;
+use crate::columns::table::Charge;
+use crate::output::choices::choices;
+use crate::output::plan::{Choice, PlannedNode};
+use crate::output::pod_cursor::PodCursor;
+use crate::pack::min_values::{is_strict, nameable_choices, satisfies_min_values};
+use crate::pack::nameable::CHOSEN_AT_LAUNCH;
+use crate::pack::substitutes::{load, max_price};
+use crate::state::plan_state::PlanState;
 
 /// What nodes with the same choices share.
 struct ChoiceSet {

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::api::Requirement;
-use crate::model::labels::{self, normalize_key};
-use crate::model::offering::{CapacityType, InstanceType, Offering};
-use crate::model::resources::Resources;
-use crate::model::units::MicroUsd;
-use crate::planner::columns::dims::real;
-use crate::planner::patterns::proof::Proof;
+use stowage_api::Requirement;
+use stowage_model::labels::{self, normalize_key};
+use stowage_model::offering::{CapacityType, InstanceType, Offering};
+use stowage_model::resources::Resources;
+use stowage_model::units::MicroUsd;
+
+use crate::columns::dims::real;
+use crate::patterns::proof::Proof;
 
 /// An offering that can hold all pods of a planned node.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,14 +40,14 @@ impl Choice {
 /// A node to purchase.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedNode {
-    /// Index into [`crate::planner::input::problem::Problem::pools`].
+    /// Index into [`crate::input::problem::Problem::pools`].
     pub pool: usize,
     /// Offerings that fit: the planned offering first, then the others by price. Never empty, at most 60 instance types. Every offered
     /// combination of their types, zones and capacity types is among them. Shared between nodes with equal choices.
     pub choices: Arc<[Choice]>,
     /// The most that a launch may cost. `None`: whatever the choices cost.
     pub max_price: Option<MicroUsd>,
-    /// Pods, as indexes into [`crate::planner::input::problem::Problem::pods`].
+    /// Pods, as indexes into [`crate::input::problem::Problem::pods`].
     pub pods: Vec<usize>,
     /// Requests of its pods and of the daemons that run on every choice.
     pub requests: Resources,
@@ -57,22 +58,22 @@ pub struct PlannedNode {
 /// Pods placed on a node that exists or is launching.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExistingNodePlacement {
-    /// Index into [`crate::planner::input::problem::Problem::nodes`].
+    /// Index into [`crate::input::problem::Problem::nodes`].
     pub node: usize,
-    /// Pods, as indexes into [`crate::planner::input::problem::Problem::pods`].
+    /// Pods, as indexes into [`crate::input::problem::Problem::pods`].
     pub pods: Vec<usize>,
 }
 
 /// A pod that no node can hold.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unschedulable {
-    /// Index into [`crate::planner::input::problem::Problem::pods`].
+    /// Index into [`crate::input::problem::Problem::pods`].
     pub pod: usize,
     /// One line for the pod's event, with the reasons of the NodePools.
     pub reason: String,
 }
 
-/// The placement of every pod of a [`crate::planner::input::problem::Problem`]. Each pod is in exactly one of the three lists.
+/// The placement of every pod of a [`crate::input::problem::Problem`]. Each pod is in exactly one of the three lists.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     pub new_nodes: Vec<PlannedNode>,
@@ -116,7 +117,7 @@ impl Plan {
         }
     }
 
-    /// The pods of the three lists, as indexes into [`crate::planner::input::problem::Problem::pods`].
+    /// The pods of the three lists, as indexes into [`crate::input::problem::Problem::pods`].
     pub fn pods(&self) -> impl Iterator<Item = usize> {
         let on_new = self.new_nodes.iter().flat_map(|node| &node.pods);
         let on_existing = self.placements.iter().flat_map(|placement| &placement.pods);

@@ -1,6 +1,6 @@
 //! Pods by index: items count pods, the plan names them.
 
-use crate::planner::state::plan_state::PlanState;
+use crate::state::plan_state::PlanState;
 
 /// The place of a pod: that of the item's pod with this number, in the order of [`PodCursor::take`].
 #[derive(Clone, Copy, Debug)]
@@ -13,7 +13,7 @@ pub(crate) struct Turn {
 pub(crate) struct PodCursor {
     /// By group: its pods, those of an item from [`DemandItem::first`] on.
     ///
-    /// [`DemandItem::first`]: crate::planner::state::demand::DemandItem::first
+    /// [`DemandItem::first`]: crate::state::demand::DemandItem::first
     dealt: Vec<Vec<usize>>,
     next: Vec<usize>,
 }

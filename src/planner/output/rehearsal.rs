@@ -12,13 +12,14 @@ mod counts;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use crate::model::pod_class::PodClass;
-use crate::planner::groups::topology::divide::mix;
-use crate::planner::output::pod_cursor::Turn;
-use crate::planner::output::rehearsal::builder::Builder;
-use crate::planner::output::rehearsal::counts::{Cell, NOWHERE, Node, Rules, SpreadTally, Tally};
-use crate::planner::state::demand::pattern::remove_pods;
-use crate::planner::state::plan_state::PlanState;
+use stowage_model::pod_class::PodClass;
+
+use crate::groups::topology::divide::mix;
+use crate::output::pod_cursor::Turn;
+use crate::output::rehearsal::builder::Builder;
+use crate::output::rehearsal::counts::{Cell, NOWHERE, Node, Rules, SpreadTally, Tally};
+use crate::state::demand::pattern::remove_pods;
+use crate::state::plan_state::PlanState;
 
 /// Orders that are rehearsed.
 const ORDERS: u64 = 64;
@@ -274,10 +275,10 @@ fn placed(state: &PlanState<'_, '_>) -> BTreeMap<usize, Vec<(Node, usize, usize)
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::planner::output::rehearsal::withdraw_unbindable;
-    use crate::planner::state::plan_state::{PlanState, PurchasedNode};
+    use crate::output::rehearsal::withdraw_unbindable;
+    use crate::state::plan_state::{PlanState, PurchasedNode};
     use crate::test_support::plan_stages::{column, instance};
-    use crate::test_support::planner::{HOST, World, ZONE, affinity, spread};
+    use crate::test_support::{HOST, World, ZONE, affinity, spread};
 
     /// Purchases a node in a zone for pods, those that the topology stage assigned there if there are any.
     fn purchase_in(state: &mut PlanState<'_, '_>, zone: &str, count: usize) {

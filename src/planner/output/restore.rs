@@ -1,9 +1,10 @@
 //! Maps the plan of a problem with resolved volumes, or with fewer NodePools, back to the problem that was given.
 
-use crate::model::resources::attached_by;
-use crate::planner::columns::relevant_pools::Reduced;
-use crate::planner::input::volumes::resolve::Resolved;
-use crate::planner::output::plan::{Plan, Unschedulable};
+use stowage_model::resources::attached_by;
+
+use crate::columns::relevant_pools::Reduced;
+use crate::input::volumes::resolve::Resolved;
+use crate::output::plan::{Plan, Unschedulable};
 
 /// The plan with the pod indexes of the given problem, without attachment resources, and with the pods that the resolution of
 /// volumes refused.

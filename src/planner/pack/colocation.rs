@@ -4,9 +4,9 @@
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 
-use crate::planner::pricing::subproblem::Subproblem;
-use crate::planner::state::demand::pattern::{Bin, Pattern, add_pods};
-use crate::planner::state::plan_state::{PlanState, PurchasedNode};
+use crate::pricing::subproblem::Subproblem;
+use crate::state::demand::pattern::{Bin, Pattern, add_pods};
+use crate::state::plan_state::{PlanState, PurchasedNode};
 
 /// Chains of leaders that are tried for one follower.
 const MAX_CHAINS: usize = 16;
@@ -126,9 +126,9 @@ fn buy_for_followers(
 mod tests {
     use serde_json::json;
 
-    use crate::planner::pack::colocation::buy_for_affinity_groups;
+    use crate::pack::colocation::buy_for_affinity_groups;
     use crate::test_support::plan_stages::{instance, purchased, remaining, subproblem};
-    use crate::test_support::planner::{HOST, World, affinity};
+    use crate::test_support::{HOST, World, affinity};
 
     fn bought(world: &World) -> (Vec<String>, String) {
         let mut instance = instance(world);

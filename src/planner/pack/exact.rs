@@ -4,13 +4,13 @@
 //! Pods of an item are interchangeable, so a load is a count per item. The cheapest division of a load over nodes is the cheapest
 //! column for a part of it plus the cheapest division of the rest.
 
-use crate::planner::columns::dims::fits;
-use crate::planner::pack::min_values::min_values_hold;
-use crate::planner::pack::substitutes::load;
-use crate::planner::pricing::subproblem::Subproblem;
-use crate::planner::state::budget::Budget;
-use crate::planner::state::demand::pattern::{Bin, Pattern};
-use crate::planner::state::plan_state::{PlanState, PurchasedNode};
+use crate::columns::dims::fits;
+use crate::pack::min_values::min_values_hold;
+use crate::pack::substitutes::load;
+use crate::pricing::subproblem::Subproblem;
+use crate::state::budget::Budget;
+use crate::state::demand::pattern::{Bin, Pattern};
+use crate::state::plan_state::{PlanState, PurchasedNode};
 
 /// States of the dynamic program above which the instance is not small.
 const MAX_LOADS: usize = 1_024;
@@ -165,10 +165,10 @@ fn cheapest_column(
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::planner::pack::exact::buy_exactly;
-    use crate::planner::state::plan_state::PlanState;
+    use crate::pack::exact::buy_exactly;
+    use crate::state::plan_state::PlanState;
     use crate::test_support::plan_stages::{instance, purchased, subproblem};
-    use crate::test_support::planner::{HOST, World, affinity};
+    use crate::test_support::{HOST, World, affinity};
 
     fn bought(state: &mut PlanState<'_, '_>) -> Option<Vec<String>> {
         let subproblem = subproblem(state);

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use crate::planner::columns::dims::PODS;
-use crate::planner::state::demand::pattern::Bin;
-use crate::planner::state::plan_state::PlanState;
+use crate::columns::dims::PODS;
+use crate::state::demand::pattern::Bin;
+use crate::state::plan_state::PlanState;
 
 /// First fit over existing nodes, in their order, each filled greedily at the reference prices: first with pods that no node can be bought
 /// for, such as pods of a zone that no NodePool allows. `active` is by column pool.
@@ -64,11 +64,11 @@ fn fill(state: &mut PlanState<'_, '_>, active: &[bool]) {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_model::units::MicroUsd;
 
-    use crate::model::units::MicroUsd;
-    use crate::planner::pack::existing::fill_existing;
+    use crate::pack::existing::fill_existing;
     use crate::test_support::plan_stages::{active, instance, placed, remaining};
-    use crate::test_support::planner::{HOST, World, affinity};
+    use crate::test_support::{HOST, World, affinity};
 
     #[test]
     fn nodes_are_filled_in_order_and_their_capacity_is_used_up() {

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use crate::planner::input::settings::MinValuesPolicy;
-use crate::planner::pack::nameable::{Order, nameable};
-use crate::planner::pack::substitutes::substitutes;
-use crate::planner::state::budget::Budget;
-use crate::planner::state::plan_state::PlanState;
+use crate::input::settings::MinValuesPolicy;
+use crate::pack::nameable::{Order, nameable};
+use crate::pack::substitutes::substitutes;
+use crate::state::budget::Budget;
+use crate::state::plan_state::PlanState;
 
 /// Whether a pattern can be purchased as `column`: enough distinct values remain among the types that hold it within the limits.
 pub(crate) fn min_values_hold(state: &PlanState<'_, '_>, column: usize, pattern: &[(usize, usize)]) -> bool {
@@ -64,10 +64,10 @@ pub(crate) fn nameable_choices(state: &PlanState<'_, '_>, pool: usize, columns: 
 mod tests {
     use serde_json::json;
 
-    use crate::planner::input::settings::MinValuesPolicy;
-    use crate::planner::pack::min_values::{min_values_hold, min_values_still_hold};
+    use crate::input::settings::MinValuesPolicy;
+    use crate::pack::min_values::{min_values_hold, min_values_still_hold};
+    use crate::test_support::World;
     use crate::test_support::plan_stages::{column, instance, purchase};
-    use crate::test_support::planner::World;
 
     /// A pool that wants `families` instance families, and a pod.
     fn world(families: i64, cpu: &str, limit: &str) -> World {

@@ -3,11 +3,12 @@
 
 use std::collections::HashMap;
 
-use crate::model::labels;
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::columns::table::Column;
-use crate::planner::pack::substitutes::max_price;
+use stowage_model::labels;
+
+use crate::columns::bitset::Bits;
+use crate::columns::sets::ColumnSets;
+use crate::columns::table::Column;
+use crate::pack::substitutes::max_price;
 
 /// Labels of offerings that a launch selects by, besides zone and capacity type.
 pub(crate) const CHOSEN_AT_LAUNCH: [&str; 2] = [labels::PLACEMENT_GROUP_PARTITION, labels::CAPACITY_RESERVATION_ID];
@@ -132,9 +133,9 @@ impl<'u> Axes<'u> {
 mod tests {
     use serde_json::json;
 
-    use crate::planner::pack::nameable::{Order, nameable};
+    use crate::pack::nameable::{Order, nameable};
+    use crate::test_support::World;
     use crate::test_support::plan_stages::{column, instance};
-    use crate::test_support::planner::World;
 
     /// The columns, as type and zone, of which a NodeClaim can name the result.
     fn named(columns: &[(&str, &str)], order: Order) -> Vec<String> {

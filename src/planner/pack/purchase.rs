@@ -1,12 +1,12 @@
 //! Greedy purchase at dual prices: repeatedly fills the most promising columns and buys copies of the pattern with the highest value
 //! per price. Prices are solved again once the remaining demand has lost a share of its value.
 
-use crate::planner::columns::dims::{dot, fits, float, real};
-use crate::planner::pack::min_values::{is_strict, min_values_hold};
-use crate::planner::pricing::duals::Prices;
-use crate::planner::pricing::subproblem::Subproblem;
-use crate::planner::state::demand::pattern::{Bin, Pattern};
-use crate::planner::state::plan_state::{PlanState, PurchasedNode};
+use crate::columns::dims::{dot, fits, float, real};
+use crate::pack::min_values::{is_strict, min_values_hold};
+use crate::pricing::duals::Prices;
+use crate::pricing::subproblem::Subproblem;
+use crate::state::demand::pattern::{Bin, Pattern};
+use crate::state::plan_state::{PlanState, PurchasedNode};
 
 /// Share of its value at the last pricing at which the remaining demand is priced again.
 pub(crate) const REPRICE_SHARE: f64 = 0.88;
@@ -22,7 +22,7 @@ const REFERENCE_PRICE_SHARE: f64 = 0.3;
 const MAX_PRICE_TO_VALUE: f64 = 1.3;
 /// With [`Strategy::limit_node_price`]: maximum price as a multiple of the remaining value per node that host caps require.
 ///
-/// [`Strategy::limit_node_price`]: crate::planner::state::plan_state::Strategy::limit_node_price
+/// [`Strategy::limit_node_price`]: crate::state::plan_state::Strategy::limit_node_price
 const MAX_PRICE_TO_VALUE_PER_NODE: f64 = 1.15;
 /// Buckets of pods from which on so few columns are filled: the work of filling one grows with them.
 const MANY_BUCKETS: usize = 1_000;
@@ -294,9 +294,9 @@ fn copies_within(value: f64, each: f64) -> usize {
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::planner::pack::purchase::{REPRICE_SHARE, buy};
+    use crate::pack::purchase::{REPRICE_SHARE, buy};
     use crate::test_support::plan_stages::{instance, purchased, remaining, subproblem};
-    use crate::test_support::planner::{HOST, World, affinity};
+    use crate::test_support::{HOST, World, affinity};
 
     /// Cost in micro-USD per hour, nodes, and what remains.
     fn bought(pods: &[(&str, usize, &str, &str, Value)], pool: Value) -> (i64, Vec<String>, String) {

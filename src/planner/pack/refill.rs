@@ -1,8 +1,8 @@
 //! Spare capacity of purchased nodes: filled with remaining demand before further nodes are purchased.
 
-use crate::planner::pack::min_values::min_values_still_hold;
-use crate::planner::state::demand::pattern::{Bin, add_pods};
-use crate::planner::state::plan_state::PlanState;
+use crate::pack::min_values::min_values_still_hold;
+use crate::state::demand::pattern::{Bin, add_pods};
+use crate::state::plan_state::PlanState;
 
 /// First fit over purchased nodes, in their order, each filled greedily at the reference prices. `active` is by column pool; a pod
 /// may join a node of any of its preference levels.
@@ -38,9 +38,9 @@ pub(crate) fn refill_purchased(state: &mut PlanState<'_, '_>, active: &[bool]) {
 mod tests {
     use serde_json::json;
 
-    use crate::planner::pack::refill::refill_purchased;
+    use crate::pack::refill::refill_purchased;
+    use crate::test_support::World;
     use crate::test_support::plan_stages::{instance, purchase, purchased, remaining};
-    use crate::test_support::planner::World;
 
     #[test]
     fn spare_capacity_of_purchased_nodes_takes_what_remains() {

@@ -4,14 +4,15 @@
 
 use std::collections::HashMap;
 
-use crate::model::labels;
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::{dot, float};
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::groups::group::usable;
-use crate::planner::pack::min_values::min_values_hold;
-use crate::planner::state::demand::pattern::{Bin, Pattern};
-use crate::planner::state::plan_state::{PlanState, PurchasedNode};
+use stowage_model::labels;
+
+use crate::columns::bitset::Bits;
+use crate::columns::dims::{dot, float};
+use crate::columns::sets::ColumnSets;
+use crate::groups::group::usable;
+use crate::pack::min_values::min_values_hold;
+use crate::state::demand::pattern::{Bin, Pattern};
+use crate::state::plan_state::{PlanState, PurchasedNode};
 
 /// Remaining instances of each reservation. NodePools that may use the same reservation share it, and so do partitions.
 pub(crate) struct Reservations {
@@ -104,12 +105,12 @@ mod tests {
     use std::sync::Arc;
 
     use serde_json::{Value, json};
+    use stowage_model::offering::CapacityType;
+    use stowage_model::units::MicroUsd;
 
-    use crate::model::offering::CapacityType;
-    use crate::model::units::MicroUsd;
-    use crate::planner::pack::reserved::{Reservations, fill_reservations};
+    use crate::pack::reserved::{Reservations, fill_reservations};
+    use crate::test_support::World;
     use crate::test_support::plan_stages::{active, all_columns, instance, purchased, remaining};
-    use crate::test_support::planner::World;
 
     /// Reservations of the given types and counts in z-b, pods of 1 CPU, and what the stage purchases.
     fn filled(reserved: &[(&str, i64)], pool: Value, pods: usize) -> (Vec<String>, String) {

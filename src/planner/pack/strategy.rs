@@ -1,11 +1,11 @@
 //! The purchase of a subproblem's demand: to optimality where the instance is small, else by a portfolio of strategies.
 
-use crate::planner::columns::dims::real;
-use crate::planner::pack::exact::buy_exactly;
-use crate::planner::pack::purchase::{REPRICE_SHARE, buy};
-use crate::planner::pricing::subproblem::Subproblem;
-use crate::planner::state::budget::Budget;
-use crate::planner::state::plan_state::{PlanState, PurchasedNode, STRATEGIES, Strategy};
+use crate::columns::dims::real;
+use crate::pack::exact::buy_exactly;
+use crate::pack::purchase::{REPRICE_SHARE, buy};
+use crate::pricing::subproblem::Subproblem;
+use crate::state::budget::Budget;
+use crate::state::plan_state::{PlanState, PurchasedNode, STRATEGIES, Strategy};
 
 /// Work up to which a further strategy is tried: large demands are packed well by the first.
 const PORTFOLIO_WORK_LIMIT: usize = 1_500_000;
@@ -142,11 +142,11 @@ fn strategies(state: &mut PlanState<'_, '_>, subproblem: &mut Subproblem) -> Vec
 mod tests {
     use serde_json::json;
 
-    use crate::planner::pack::purchase::{REPRICE_SHARE, buy};
-    use crate::planner::pack::strategy::buy_best;
-    use crate::planner::state::plan_state::{STRATEGIES, Strategy};
+    use crate::pack::purchase::{REPRICE_SHARE, buy};
+    use crate::pack::strategy::buy_best;
+    use crate::state::plan_state::{STRATEGIES, Strategy};
     use crate::test_support::plan_stages::{instance, purchased, subproblem};
-    use crate::test_support::planner::{HOST, World, affinity};
+    use crate::test_support::{HOST, World, affinity};
 
     /// Too many distinct sizes for an exact solution; some pods exclude each other.
     fn world() -> World {

@@ -1,10 +1,11 @@
 //! Substitutes: the other columns that can hold the pattern of a purchased node under the same NodePool, labels and daemons.
 
-use crate::model::offering::CapacityType;
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::fits;
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::state::plan_state::PlanState;
+use stowage_model::offering::CapacityType;
+
+use crate::columns::bitset::Bits;
+use crate::columns::dims::fits;
+use crate::columns::sets::ColumnSets;
+use crate::state::plan_state::PlanState;
 
 /// Sum of the requests of a pattern, by resource.
 pub(crate) fn load(state: &PlanState<'_, '_>, pattern: &[(usize, usize)]) -> Vec<i64> {
@@ -97,9 +98,9 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use crate::planner::pack::substitutes::{load, substitutes};
+    use crate::pack::substitutes::{load, substitutes};
+    use crate::test_support::World;
     use crate::test_support::plan_stages::{column, instance};
-    use crate::test_support::planner::World;
 
     /// Names of the types that can replace a1.x4 in z-a for one pod, and whether prices ascend.
     fn replacing(cpu: &str, spec: &Value, pools: &[(&str, Value)]) -> BTreeSet<String> {

@@ -6,10 +6,10 @@
 
 use std::collections::HashMap;
 
-use crate::planner::columns::dims::float;
-use crate::planner::patterns::knapsack::Offered;
-use crate::planner::patterns::node_kinds::Kinds;
-use crate::planner::state::demand::pattern::Pattern;
+use crate::columns::dims::float;
+use crate::patterns::knapsack::Offered;
+use crate::patterns::node_kinds::Kinds;
+use crate::state::demand::pattern::Pattern;
 
 /// Steps that a pattern counts as besides those that found it.
 const STEPS_PER_PATTERN: usize = 4;

@@ -2,18 +2,19 @@
 
 use std::collections::BTreeSet;
 
-use crate::model::labels;
-use crate::model::pod_class::Spread;
-use crate::planner::columns::dims::real;
-use crate::planner::pack::min_values::is_strict;
-use crate::planner::patterns::neighborhoods::Neighborhoods;
-use crate::planner::patterns::node_kinds::{Kinds, Part, Scope};
-use crate::planner::patterns::proof::Proof;
-use crate::planner::patterns::search::PatternSearch;
-use crate::planner::pricing::lower_bound::LowerBound;
-use crate::planner::pricing::subproblem::Subproblem;
-use crate::planner::state::demand::pattern::{Pattern, add_pods};
-use crate::planner::state::plan_state::PlanState;
+use stowage_model::labels;
+use stowage_model::pod_class::Spread;
+
+use crate::columns::dims::real;
+use crate::pack::min_values::is_strict;
+use crate::patterns::neighborhoods::Neighborhoods;
+use crate::patterns::node_kinds::{Kinds, Part, Scope};
+use crate::patterns::proof::Proof;
+use crate::patterns::search::PatternSearch;
+use crate::pricing::lower_bound::LowerBound;
+use crate::pricing::subproblem::Subproblem;
+use crate::state::demand::pattern::{Pattern, add_pods};
+use crate::state::plan_state::PlanState;
 
 /// Effort of the bound and of its proof.
 struct Effort {
@@ -187,10 +188,10 @@ fn known_patterns(state: &PlanState<'_, '_>, kinds: &Kinds, items: usize) -> Vec
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::planner::patterns::improve::improve_by_patterns;
-    use crate::planner::pricing::lower_bound::LowerBound;
+    use crate::patterns::improve::improve_by_patterns;
+    use crate::pricing::lower_bound::LowerBound;
     use crate::test_support::plan_stages::{instance, purchase, purchased, remaining, subproblem};
-    use crate::test_support::planner::{HOST, World, ZONE, affinity, spread};
+    use crate::test_support::{HOST, World, ZONE, affinity, spread};
 
     const CHEAPEST: [&str; 2] = ["a1.x16 in z-a: p 5", "a1.x4 in z-a: p 1"];
 

@@ -1,9 +1,9 @@
 //! The pricing problem of column generation: the most valuable pattern of a kind of node, a bounded knapsack with several resources
 //! and host rules. Branch and bound, with the Lagrangian relaxation of the resources as upper bound.
 
-use crate::planner::columns::dims::{float, real};
-use crate::planner::patterns::node_kinds::{Kinds, NodeKind};
-use crate::planner::state::demand::pattern::Pattern;
+use crate::columns::dims::{float, real};
+use crate::patterns::node_kinds::{Kinds, NodeKind};
+use crate::state::demand::pattern::Pattern;
 
 /// Relative difference below which values are equal.
 const PRECISION: f64 = 1e-9;

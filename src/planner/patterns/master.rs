@@ -4,8 +4,8 @@
 //! (dual) and the nodes of each pattern (primal) at once. One node for a single pod of each kind is the first basis, so that every problem has
 //! a solution.
 
-use crate::planner::columns::dims::float;
-use crate::planner::state::demand::pattern::Pattern;
+use crate::columns::dims::float;
+use crate::state::demand::pattern::Pattern;
 
 /// Reduced cost, as a share of the price, below which a column enters the basis.
 const TOLERANCE: f64 = 1e-7;

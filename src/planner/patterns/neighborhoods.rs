@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-use crate::planner::columns::dims::{float, real};
-use crate::planner::patterns::knapsack::Offered;
-use crate::planner::patterns::node_kinds::{Kinds, NodeKind, in_kinds};
-use crate::planner::patterns::search::PatternSearch;
-use crate::planner::pricing::lower_bound::LowerBound;
-use crate::planner::state::demand::pattern::{Bin, Pattern, add_pods};
-use crate::planner::state::plan_state::{PlanState, PurchasedNode};
+use crate::columns::dims::{float, real};
+use crate::patterns::knapsack::Offered;
+use crate::patterns::node_kinds::{Kinds, NodeKind, in_kinds};
+use crate::patterns::search::PatternSearch;
+use crate::pricing::lower_bound::LowerBound;
+use crate::state::demand::pattern::{Bin, Pattern, add_pods};
+use crate::state::plan_state::{PlanState, PurchasedNode};
 
 /// Work of all neighborhoods per pod, within bounds, and of one.
 const WORK_PER_POD: usize = 4_000;
@@ -300,14 +300,14 @@ mod tests {
 
     use serde_json::json;
 
-    use crate::planner::patterns::neighborhoods::{Neighborhoods, cheaper_nodes, moved_up, replace};
-    use crate::planner::patterns::node_kinds::{Kinds, Part, Scope};
-    use crate::planner::pricing::lower_bound::LowerBound;
-    use crate::planner::state::plan_state::PurchasedNode;
+    use crate::patterns::neighborhoods::{Neighborhoods, cheaper_nodes, moved_up, replace};
+    use crate::patterns::node_kinds::{Kinds, Part, Scope};
+    use crate::pricing::lower_bound::LowerBound;
+    use crate::state::plan_state::PurchasedNode;
+    use crate::test_support::World;
     use crate::test_support::plan_stages::{
         all_columns, column, instance, item, pattern, purchase, purchased, remaining,
     };
-    use crate::test_support::planner::World;
 
     fn set(of: &[usize]) -> BTreeSet<usize> {
         of.iter().copied().collect()

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::{fits, float, real};
-use crate::planner::groups::host_rules::HostRules;
-use crate::planner::state::demand::pattern::{Pattern, add_pods};
-use crate::planner::state::plan_state::PlanState;
+use crate::columns::bitset::Bits;
+use crate::columns::dims::{fits, float, real};
+use crate::groups::host_rules::HostRules;
+use crate::state::demand::pattern::{Pattern, add_pods};
+use crate::state::plan_state::PlanState;
 
 /// Kinds of nodes above which a search round takes too long.
 const MAX_NODE_KINDS: usize = 4_000;

@@ -1,8 +1,8 @@
 //! What is proven of a small plan when it is launched already: that nodes for its pods cost no less. It changes nothing but the bound.
 
-use crate::planner::columns::dims::real;
-use crate::planner::patterns::search::PatternSearch;
-use crate::planner::state::demand::pattern::Pattern;
+use crate::columns::dims::real;
+use crate::patterns::search::PatternSearch;
+use crate::state::demand::pattern::Pattern;
 
 /// Ceilings that branch and bound tries.
 const MAX_CEILINGS: usize = 4;
@@ -48,9 +48,9 @@ impl Proof {
 mod tests {
     use serde_json::json;
 
-    use crate::planner::output::plan::Plan;
-    use crate::planner::plan;
-    use crate::test_support::planner::{World, ZONE, spread};
+    use crate::output::plan::Plan;
+    use crate::plan;
+    use crate::test_support::{World, ZONE, spread};
 
     #[test]
     fn a_proof_changes_the_bound_only() {

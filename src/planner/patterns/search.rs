@@ -1,11 +1,11 @@
 //! Column generation over node patterns: the values of whole pods, a lower bound of whole pods, and patterns worth buying.
 
-use crate::planner::columns::dims::float;
-use crate::planner::patterns::branch_and_bound::{Branched, branch};
-use crate::planner::patterns::knapsack::Offered;
-use crate::planner::patterns::master::{Master, PricedPattern};
-use crate::planner::patterns::node_kinds::{Kinds, NodeKind};
-use crate::planner::state::demand::pattern::Pattern;
+use crate::columns::dims::float;
+use crate::patterns::branch_and_bound::{Branched, branch};
+use crate::patterns::knapsack::Offered;
+use crate::patterns::master::{Master, PricedPattern};
+use crate::patterns::node_kinds::{Kinds, NodeKind};
+use crate::state::demand::pattern::Pattern;
 
 /// Kinds of nodes that patterns enter the master problem of in a round, and patterns of each.
 const MAX_PROMISING: usize = 16;

@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use microlp::{ComparisonOp, OptimizationDirection, Problem};
 use proptest::prelude::*;
 
-use crate::planner::columns::dims::{float, real};
-use crate::planner::patterns::knapsack::Offered;
-use crate::planner::patterns::master::{Master, PricedPattern};
-use crate::planner::patterns::neighborhoods::with_promising_nodes;
-use crate::planner::patterns::node_kinds::{Kinds, NodeKind, PodKind, most_of};
-use crate::planner::patterns::search::PatternSearch;
-use crate::planner::state::demand::pattern::Pattern;
+use crate::columns::dims::{float, real};
+use crate::patterns::knapsack::Offered;
+use crate::patterns::master::{Master, PricedPattern};
+use crate::patterns::neighborhoods::with_promising_nodes;
+use crate::patterns::node_kinds::{Kinds, NodeKind, PodKind, most_of};
+use crate::patterns::search::PatternSearch;
+use crate::state::demand::pattern::Pattern;
 
 const ENOUGH_STEPS: usize = 1_000_000;
 

@@ -5,7 +5,7 @@
 //! cost of every plan. The dual is solved by column generation: a column of the primal is a constraint (row) of the dual, and only
 //! columns of negative reduced cost, i.e. violated rows, are added.
 //!
-//! Host caps ([`crate::planner::state::demand::host_caps`]) are further resources, of which every column offers the same amount:
+//! Host caps ([`crate::state::demand::host_caps`]) are further resources, of which every column offers the same amount:
 //! with them the LP accounts for a thousand mutually exclusive pods needing a thousand nodes.
 
 use std::cmp::Reverse;
@@ -13,9 +13,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use microlp::{ComparisonOp, OptimizationDirection, Problem as Lp, Variable};
 
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::real;
-use crate::planner::columns::sets::ColumnSets;
+use crate::columns::bitset::Bits;
+use crate::columns::dims::real;
+use crate::columns::sets::ColumnSets;
 
 /// Iterations of column generation. The bound is valid after each.
 const MAX_ITERATIONS: usize = 30;

@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::model::labels;
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::{fits, float, is_extended, real};
-use crate::planner::pricing::duals::{CoveringLp, LpDemand, Offer};
-use crate::planner::pricing::reach::{MAX_REQUESTS, Reach};
-use crate::planner::pricing::subproblem::Subproblem;
-use crate::planner::state::demand::ColumnPool;
-use crate::planner::state::plan_state::PlanState;
+use stowage_model::labels;
+
+use crate::columns::bitset::Bits;
+use crate::columns::dims::{fits, float, is_extended, real};
+use crate::pricing::duals::{CoveringLp, LpDemand, Offer};
+use crate::pricing::reach::{MAX_REQUESTS, Reach};
+use crate::pricing::subproblem::Subproblem;
+use crate::state::demand::ColumnPool;
+use crate::state::plan_state::PlanState;
 
 /// Column sets that the bound distinguishes, without size tiers, and besides one for each size tier.
 const MAX_SETS: usize = 24;
@@ -183,9 +184,9 @@ fn reaches(state: &PlanState<'_, '_>) -> Vec<Option<Reach>> {
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::planner::pricing::lower_bound::lower_bound;
+    use crate::pricing::lower_bound::lower_bound;
     use crate::test_support::plan_stages::instance;
-    use crate::test_support::planner::{HOST, World, affinity, spread};
+    use crate::test_support::{HOST, World, affinity, spread};
 
     /// Bound of one deployment, in micro-USD per hour.
     #[allow(clippy::cast_possible_truncation)]

@@ -1,9 +1,9 @@
 //! The covering problem restricted to one preference level and one tier of NodePools, and its dual prices.
 
-use crate::planner::columns::bitset::Bits;
-use crate::planner::pricing::duals::{CoveringLp, LpDemand, Offer, Prices};
-use crate::planner::state::demand::pattern::Pattern;
-use crate::planner::state::plan_state::PlanState;
+use crate::columns::bitset::Bits;
+use crate::pricing::duals::{CoveringLp, LpDemand, Offer, Prices};
+use crate::state::demand::pattern::Pattern;
+use crate::state::plan_state::PlanState;
 
 /// Column sets that dual prices distinguish when nodes are purchased: without size tiers, and besides one for each size tier.
 const MAX_SETS: usize = 12;
@@ -201,9 +201,9 @@ impl Subproblem {
 mod tests {
     use serde_json::json;
 
-    use crate::planner::pricing::subproblem::Subproblem;
+    use crate::pricing::subproblem::Subproblem;
+    use crate::test_support::World;
     use crate::test_support::plan_stages::{active, all_columns, described, instance, subproblem};
-    use crate::test_support::planner::World;
 
     #[test]
     fn a_subproblem_is_restricted_to_a_level_a_tier_and_active_column_pools() {

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::model::labels::USD_PER_HOUR;
-use crate::planner::columns::table::Charge;
-use crate::planner::input::pool::Pool;
+use stowage_model::labels::USD_PER_HOUR;
+
+use crate::columns::table::Charge;
+use crate::input::pool::Pool;
 
 /// Limits minus usage. Negative where usage exceeds a limit already.
 #[derive(Clone, Debug)]
@@ -112,11 +113,11 @@ impl Budget {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_model::resources::Resources;
+    use stowage_model::units::{Bytes, Millicores};
 
     use super::*;
-    use crate::model::resources::Resources;
-    use crate::model::units::{Bytes, Millicores};
-    use crate::test_support::planner::read_pool;
+    use crate::test_support::read_pool;
 
     fn budget(limits: &Value) -> Budget {
         let pool = if limits.is_null() { json!({}) } else { json!({"limits": limits}) };

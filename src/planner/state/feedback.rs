@@ -1,6 +1,6 @@
 //! What one solve reports to the next: facts about topology domains that are known only once nodes are purchased.
 
-use crate::planner::groups::topology::domains::{Domains, Room};
+use crate::groups::topology::domains::{Domains, Room};
 
 /// Input of a solve: the union of what earlier solves of the same problem found.
 #[derive(Default)]

@@ -2,18 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::groups::existing::{ExistingNode, existing_nodes};
-use crate::planner::groups::group::{Group, group};
-use crate::planner::groups::host_rules::{HostCounters, register};
-use crate::planner::groups::selectors::Selectors;
-use crate::planner::groups::topology::counts::Topology;
-use crate::planner::groups::topology::domains::Assignment;
-use crate::planner::input::problem::Problem;
-use crate::planner::state::demand::Demand;
-use crate::planner::state::feedback::Feedback;
-use crate::planner::state::plan_state::PlanState;
+use crate::columns::sets::ColumnSets;
+use crate::columns::table::ColumnCache;
+use crate::groups::existing::{ExistingNode, existing_nodes};
+use crate::groups::group::{Group, group};
+use crate::groups::host_rules::{HostCounters, register};
+use crate::groups::selectors::Selectors;
+use crate::groups::topology::counts::Topology;
+use crate::groups::topology::domains::Assignment;
+use crate::input::problem::Problem;
+use crate::state::demand::Demand;
+use crate::state::feedback::Feedback;
+use crate::state::plan_state::PlanState;
 
 /// Everything about a problem that no stage of the solver changes, except for interning further column sets.
 pub(crate) struct Instance<'p> {

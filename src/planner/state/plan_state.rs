@@ -3,15 +3,16 @@
 
 use std::collections::BTreeSet;
 
-use crate::model::pod_class::PodClass;
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::groups::existing::{ExistingNode, HostState};
-use crate::planner::groups::host_rules::HostRules;
-use crate::planner::groups::topology::counts::Topology;
-use crate::planner::groups::topology::domains::Assignment;
-use crate::planner::state::budget::Budget;
-use crate::planner::state::demand::Demand;
-use crate::planner::state::demand::pattern::Pattern;
+use stowage_model::pod_class::PodClass;
+
+use crate::columns::sets::ColumnSets;
+use crate::groups::existing::{ExistingNode, HostState};
+use crate::groups::host_rules::HostRules;
+use crate::groups::topology::counts::Topology;
+use crate::groups::topology::domains::Assignment;
+use crate::state::budget::Budget;
+use crate::state::demand::Demand;
+use crate::state::demand::pattern::Pattern;
 
 /// A new node: the column it is purchased as and the pods on it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::planner::input::settings::PreferencePolicy;
-use crate::test_support::planner::{HOST, World, ZONE, affinity, reason, spread, types, zones};
+use crate::input::settings::PreferencePolicy;
+use crate::test_support::{HOST, World, ZONE, affinity, reason, spread, types, zones};
 
 #[test]
 fn b29_zone_anti_affinity_places_one_pod_per_zone() {

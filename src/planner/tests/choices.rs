@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use stowage_api::Requirement;
+use stowage_model::labels;
+use stowage_model::offering::CapacityType;
 
-use crate::api::Requirement;
-use crate::model::labels;
-use crate::model::offering::CapacityType;
-use crate::planner::input::settings::MinValuesPolicy;
-use crate::planner::output::plan::PlannedNode;
-use crate::test_support::planner::{World, ZONE, expression, node_affinity, reason};
+use crate::input::settings::MinValuesPolicy;
+use crate::output::plan::PlannedNode;
+use crate::test_support::{World, ZONE, expression, node_affinity, reason};
 
 const ARCH: &str = "kubernetes.io/arch";
 const FAMILY: &str = "karpenter.k8s.aws/instance-family";
@@ -164,7 +164,7 @@ fn strict_min_values_hold_within_limits_or_no_node_is_purchased() {
 
     // Of nodes that compete for the limit, as many are purchased as can keep their choices.
     let labels = json!({"app": "p"});
-    let apart = crate::test_support::planner::affinity("podAntiAffinity", crate::test_support::planner::HOST, &labels);
+    let apart = crate::test_support::affinity("podAntiAffinity", crate::test_support::HOST, &labels);
     let mut world = World::with_pools(&[("default", min_values(3, &json!({"limits": {"memory": "40Gi"}})))]);
     world.pods("p", 4, &labels, "1", "1Gi", &apart);
     let plan = world.plan();

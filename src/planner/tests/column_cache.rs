@@ -4,15 +4,28 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use stowage_model::units::MicroUsd;
 
-use crate::model::units::MicroUsd;
-use crate::planner::columns::table::{ColumnCache, TableInputs};
-use crate::test_support::planner::{World, proven};
+use crate::columns::table::{ColumnCache, ColumnTable, TableInputs};
+use crate::test_support::{World, ZONE, proven};
+
+#[test]
+fn nodes_and_their_pods_are_no_input_of_the_column_table() {
+    let mut world = World::new();
+    let cache = ColumnCache::default();
+    let empty = cache.column_table(TableInputs::of(&world.problem), |_| ColumnTable::default());
+    world.node("n", ZONE, 4, &[(&json!({"app": "p"}), &json!({}))]);
+    let with_node = cache.column_table(TableInputs::of(&world.problem), |_| panic!("the table is cached"));
+    assert!(Arc::ptr_eq(&empty, &with_node));
+    world.daemon("1", &json!({}));
+    let with_daemon = cache.column_table(TableInputs::of(&world.problem), |_| ColumnTable::default());
+    assert!(!Arc::ptr_eq(&empty, &with_daemon));
+}
 
 #[test]
 fn the_column_cache_is_reused_and_does_not_change_plans() {
     let team = json!({"requirements": [{"key": "team", "operator": "Exists"}]});
-    let catalog = crate::test_support::planner::catalog();
+    let catalog = crate::test_support::catalog();
     let with = |pools: &[(&str, Value)], change: &dyn Fn(&mut World)| {
         let mut world = World::with_pools(pools);
         for pool in &mut world.problem.pools {
@@ -30,7 +43,7 @@ fn the_column_cache_is_reused_and_does_not_change_plans() {
         with(&plain, &|world| world.daemon("1500m", &json!({}))),
         with(&plain, &|world| world.daemon("500m", &json!({"nodeSelector": {"kubernetes.io/arch": "arm64"}}))),
         with(&plain, &|world| world.problem.settings.node_penalty = MicroUsd(500_000)),
-        with(&plain, &|world| world.problem.pools[0].catalog = crate::test_support::planner::catalog()),
+        with(&plain, &|world| world.problem.pools[0].catalog = crate::test_support::catalog()),
         with(&plain, &|world| world.pods("q", 40, &json!({}), "2", "1Gi", &json!({}))),
         with(&[("default", json!({"taints": [{"key": "t", "effect": "NoSchedule"}]}))], &|_| {}),
         with(

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::planner::output::plan::Plan;
-use crate::test_support::planner::{HOST, World, ZONE, affinity, one, reason, spread, zones};
+use crate::output::plan::Plan;
+use crate::test_support::{HOST, World, ZONE, affinity, one, reason, spread, zones};
 
 /// A pool of one zone.
 fn zoned(zone: &str, extra: Value) -> Value {
@@ -188,15 +188,10 @@ fn an_invalid_term_does_not_invalidate_the_others() {
     let wrong = json!({"matchExpressions": [{"key": "size", "operator": "Gt", "values": ["x"]}]});
     let right = json!({"matchExpressions": [{"key": ZONE, "operator": "In", "values": ["z-b"]}]});
     let mut world = World::new();
-    world.pods("p", 1, &json!({}), "1", "1Gi", &crate::test_support::planner::node_affinity(&json!([wrong, right])));
+    world.pods("p", 1, &json!({}), "1", "1Gi", &crate::test_support::node_affinity(&json!([wrong, right])));
     assert_eq!(zones(&world.plan()).keys().collect::<Vec<_>>(), ["z-b"]);
-    let alone = crate::test_support::planner::pod(
-        "p",
-        &json!({}),
-        "1",
-        "1Gi",
-        &crate::test_support::planner::node_affinity(&json!([wrong])),
-    );
+    let alone =
+        crate::test_support::pod("p", &json!({}), "1", "1Gi", &crate::test_support::node_affinity(&json!([wrong])));
     assert!(world.interner.intern(&alone).is_err());
     let mut running = alone;
     running.spec.as_mut().unwrap().node_name = Some("n".into());
@@ -239,7 +234,7 @@ fn a_capacity_type_preference_does_not_exclude_a_required_zone() {
         [("od", of_type("on-demand", json!({}))), ("spot", of_type("spot", json!({"limits": {"cpu": "0"}})))]
     {
         pool["capacity-types"] = json!(["on-demand", "spot"]);
-        world.problem.pools.push(crate::test_support::planner::read_pool(name, &pool).unwrap());
+        world.problem.pools.push(crate::test_support::read_pool(name, &pool).unwrap());
     }
     let mut spec = spread(ZONE, &labels, &json!({}));
     let soft = spread("karpenter.sh/capacity-type", &labels, &json!({"whenUnsatisfiable": "ScheduleAnyway"}));

@@ -8,8 +8,8 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use serde_json::{Value, json};
 
-use crate::planner::output::plan::Plan;
-use crate::test_support::planner::{HOST, World, ZONE, ZONES};
+use crate::output::plan::Plan;
+use crate::test_support::{HOST, World, ZONE, ZONES};
 
 const KEYS: [&str; 4] = [ZONE, "kubernetes.io/arch", "karpenter.sh/capacity-type", HOST];
 const VALUES: [&[&str]; 3] = [&ZONES, &["amd64", "arm64"], &["spot", "on-demand"]];

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::input::volumes::objects::Volume;
-use crate::planner::tests::volumes::{claim, claims, class, volumes};
-use crate::test_support::planner::{HOST, World, reason};
+use crate::columns::table::ColumnCache;
+use crate::input::volumes::objects::Volume;
+use crate::test_support::{HOST, World, reason};
+use crate::tests::volumes::{claim, claims, class, volumes};
 
 /// A free volume of class `local` on a node; `spec` is merged into its spec.
 fn local_volume(world: &mut World, name: &str, host: &str, extra: &Value) {
@@ -51,7 +51,7 @@ fn a_free_volume_serves_a_claim_that_it_satisfies() {
         local_volume(&mut world, "pv", "n", &of_volume);
         local_claim(&mut world, "data", &of_claim);
         world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
-        let plan = crate::planner::plan(&world.problem, &ColumnCache::default());
+        let plan = crate::plan(&world.problem, &ColumnCache::default());
         assert_eq!(plan.unschedulable.is_empty(), serves, "{of_claim} of {of_volume}");
         assert!(serves || reason(&plan).contains("is free for PersistentVolumeClaim default/data"));
     }
@@ -73,7 +73,7 @@ fn a_free_volume_serves_one_claim_and_a_pods_volumes_share_a_node() {
         local_claim(&mut world, &format!("data-{pod}"), &json!({}));
         world.pods(&format!("p{pod}"), 1, &json!({}), "1", "1Gi", &claims(&[&format!("data-{pod}")]));
     }
-    let plan = crate::planner::plan(&world.problem, &ColumnCache::default());
+    let plan = crate::plan(&world.problem, &ColumnCache::default());
     let placed: Vec<(usize, usize)> = plan.placements.iter().map(|p| (p.node, p.pods.len())).collect();
     assert_eq!((placed, plan.new_nodes.len(), plan.unschedulable.len()), (vec![(1, 2), (2, 1)], 0, 1));
 
@@ -93,7 +93,7 @@ fn a_free_volume_serves_one_claim_and_a_pods_volumes_share_a_node() {
         }
         world.pods(&format!("p{pod}"), 1, &json!({}), "1", "1Gi", &claims(&[&names[0], &names[1]]));
     }
-    let plan = crate::planner::plan(&world.problem, &ColumnCache::default());
+    let plan = crate::plan(&world.problem, &ColumnCache::default());
     assert_eq!(plan.placements.iter().map(|p| (p.node, p.pods.len())).collect::<Vec<_>>(), [(0, 1), (1, 1)]);
 }
 
@@ -103,16 +103,17 @@ fn free_volumes_of_a_zone_serve_pods_that_may_run_there() {
     local_class(&mut world);
     // In the order of their names, the volumes do not match the pods.
     for (name, zone) in [("a", "z-b"), ("b", "z-a")] {
-        let terms = json!([{"matchExpressions": [{"key": crate::test_support::planner::ZONE, "operator": "In", "values": [zone]}]}]);
+        let terms =
+            json!([{"matchExpressions": [{"key": crate::test_support::ZONE, "operator": "In", "values": [zone]}]}]);
         local_volume(&mut world, name, "none", &json!({"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}));
     }
     for (pod, zone) in [("p", "z-a"), ("q", "z-b")] {
         local_claim(&mut world, &format!("data-{pod}"), &json!({}));
         let mut spec = claims(&[&format!("data-{pod}")]);
-        spec["nodeSelector"] = json!({crate::test_support::planner::ZONE: zone});
+        spec["nodeSelector"] = json!({crate::test_support::ZONE: zone});
         world.pods(pod, 1, &json!({}), "1", "1Gi", &spec);
     }
-    let plan = crate::planner::plan(&world.problem, &ColumnCache::default());
+    let plan = crate::plan(&world.problem, &ColumnCache::default());
     assert!(plan.unschedulable.is_empty(), "{}", reason(&plan));
     assert_eq!(plan.new_nodes.len(), 2);
 }

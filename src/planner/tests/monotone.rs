@@ -5,11 +5,11 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::json;
+use stowage_model::labels;
+use stowage_model::offering::{CapacityType, Catalog, InstanceType};
+use stowage_model::units::{Bytes, MicroUsd, Millicores};
 
-use crate::model::labels;
-use crate::model::offering::{CapacityType, Catalog, InstanceType};
-use crate::model::units::{Bytes, MicroUsd, Millicores};
-use crate::test_support::planner::{World, ZONE, ZONES, catalog};
+use crate::test_support::{World, ZONE, ZONES, catalog};
 
 /// Thousandths of the cost by which the heuristic may miss. The demands have 60 to 90 pods, so that one node is about 3 % of
 /// their cost: two nodes.

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
 use serde_json::json;
+use stowage_model::resources::Resources;
+use stowage_model::units::{MicroUsd, Millicores};
 
-use crate::model::resources::Resources;
-use crate::model::units::{MicroUsd, Millicores};
-use crate::planner::input::node::Tenure;
-use crate::test_support::planner::{HOST, World, ZONE, affinity, spread, zones};
+use crate::input::node::Tenure;
+use crate::test_support::{HOST, World, ZONE, affinity, spread, zones};
 
 #[test]
 fn b40_pods_use_room_on_a_node_in_flight_without_a_purchase() {

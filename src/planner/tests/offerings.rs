@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use stowage_model::offering::{CapacityType, Offering};
+use stowage_model::units::MicroUsd;
 
-use crate::model::offering::{CapacityType, Offering};
-use crate::model::units::MicroUsd;
-use crate::planner::output::plan::Plan;
-use crate::test_support::planner::{World, ZONE, types};
+use crate::output::plan::Plan;
+use crate::test_support::{World, ZONE, types};
 
 #[test]
 fn the_capacity_type_with_the_lowest_price_wins() {
@@ -90,7 +90,7 @@ fn reserved(pools: &[(&str, Value)], count: i64) -> World {
 #[test]
 fn a_reservation_is_filled_first_and_never_beyond_its_count() {
     let count_of = |plan: &Plan| {
-        let of = |n: &&crate::planner::output::plan::PlannedNode| n.choices[0].capacity_type == CapacityType::Reserved;
+        let of = |n: &&crate::output::plan::PlannedNode| n.choices[0].capacity_type == CapacityType::Reserved;
         plan.new_nodes.iter().filter(of).count()
     };
     for (pods, count, used, others) in
@@ -186,7 +186,7 @@ fn pods_are_spread_over_partitions_and_each_node_requires_one() {
     };
     let mut spread_out = world();
     let labels = json!({"app": "p"});
-    spread_out.pods("p", 6, &labels, "1", "1Gi", &crate::test_support::planner::spread(PARTITION, &labels, &json!({})));
+    spread_out.pods("p", 6, &labels, "1", "1Gi", &crate::test_support::spread(PARTITION, &labels, &json!({})));
     let plan = spread_out.plan();
     let mut pods: std::collections::BTreeMap<&str, usize> = std::collections::BTreeMap::new();
     for node in &plan.new_nodes {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::test_support::planner::{World, pod};
+use crate::test_support::{World, pod};
 
 /// A pool with these open labels.
 fn world(keys: &[&str]) -> World {

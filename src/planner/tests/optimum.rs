@@ -1,11 +1,11 @@
 //! Comparison with the optimum, on instances small enough to enumerate every division of the pods over nodes.
 
 use serde_json::{Value, json};
+use stowage_model::offering::CapacityType;
+use stowage_model::resources::Resources;
 
-use crate::model::offering::CapacityType;
-use crate::model::resources::Resources;
-use crate::planner::input::pod::PodEntry;
-use crate::test_support::planner::{HOST, World, affinity, catalog};
+use crate::input::pod::PodEntry;
+use crate::test_support::{HOST, World, affinity, catalog};
 
 /// Number of instances.
 const CASES: u64 = 400;

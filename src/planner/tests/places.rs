@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::planner::output::plan::Plan;
-use crate::test_support::planner::{HOST, World, ZONE, affinity, one, reason, spread, zones};
+use crate::output::plan::Plan;
+use crate::test_support::{HOST, World, ZONE, affinity, one, reason, spread, zones};
 
 const CAPACITY: &str = "karpenter.sh/capacity-type";
 

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use serde_json::json;
+use stowage_model::labels::USD_PER_HOUR;
+use stowage_model::resources::Resources;
+use stowage_model::units::{MicroUsd, Millicores};
 
-use crate::model::labels::USD_PER_HOUR;
-use crate::model::resources::Resources;
-use crate::model::units::{MicroUsd, Millicores};
-use crate::planner::output::plan::PlannedNode;
-use crate::test_support::planner::{HOST, World, affinity, lone, reason, types};
+use crate::output::plan::PlannedNode;
+use crate::test_support::{HOST, World, affinity, lone, reason, types};
 
 #[test]
 fn nothing_to_place_costs_nothing() {

@@ -3,13 +3,13 @@
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
+use stowage_model::labels::USD_PER_HOUR;
+use stowage_model::units::{Bytes, MicroUsd};
 
-use crate::model::labels::USD_PER_HOUR;
-use crate::model::units::{Bytes, MicroUsd};
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::output::plan::Plan;
-use crate::planner::tests::volumes;
-use crate::test_support::planner::{HOST, World, ZONE, affinity, proven, spread};
+use crate::columns::table::ColumnCache;
+use crate::output::plan::Plan;
+use crate::test_support::{HOST, World, ZONE, affinity, proven, spread};
+use crate::tests::volumes;
 
 #[derive(Clone, Debug)]
 struct Workload {
@@ -53,7 +53,7 @@ fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>, features: Fea
     let pool = limit.map_or(json!({}), |limit| json!({"limits": limit}));
     let mut world = World::default();
     if features.pools {
-        for (at, zone) in crate::test_support::planner::ZONES.iter().enumerate() {
+        for (at, zone) in crate::test_support::ZONES.iter().enumerate() {
             let mut pool = if at == 0 { pool.clone() } else { json!({}) };
             pool["requirements"] = json!([{"key": ZONE, "operator": "In", "values": [zone]}]);
             world.pool(&format!("pool-{zone}"), &pool);
@@ -74,7 +74,7 @@ fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>, features: Fea
         let labels = json!({"app": format!("app-{at}")});
         let rule = affinity("podAntiAffinity", HOST, &labels);
         let spec = if at % 2 == 0 { json!({}) } else { rule };
-        world.node(&format!("n{at}"), crate::test_support::planner::ZONES[at % 3], 4, &[(&labels, &spec)]);
+        world.node(&format!("n{at}"), crate::test_support::ZONES[at % 3], 4, &[(&labels, &spec)]);
     }
     for (at, w) in workloads.iter().enumerate() {
         let labels = json!({"app": format!("app-{at}")});
@@ -120,7 +120,7 @@ fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>, features: Fea
         for replica in 0..w.replicas {
             let name = format!("data-{at}-{replica}");
             if w.rule == 14 {
-                volumes::bound(&mut world, &name, &volumes::in_zone(crate::test_support::planner::ZONES[replica % 3]));
+                volumes::bound(&mut world, &name, &volumes::in_zone(crate::test_support::ZONES[replica % 3]));
             } else {
                 volumes::unbound(&mut world, &name);
             }

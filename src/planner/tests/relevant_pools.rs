@@ -6,12 +6,12 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
 
-use crate::planner::columns::relevant_pools::{reduced, with_relevant_pools};
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::output::plan::{Plan, PlannedNode};
-use crate::planner::output::restore::restore_pools;
-use crate::planner::plan;
-use crate::test_support::planner::{World, affinity, reason, spread};
+use crate::columns::relevant_pools::{reduced, with_relevant_pools};
+use crate::columns::table::ColumnCache;
+use crate::output::plan::{Plan, PlannedNode};
+use crate::output::restore::restore_pools;
+use crate::plan;
+use crate::test_support::{World, affinity, reason, spread};
 
 /// A world with these NodePools, which share a catalog, as those of one node class do.
 fn world(pools: &[(&str, Value)]) -> World {

@@ -4,11 +4,9 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use crate::planner::input::settings::{MinValuesPolicy, PreferencePolicy};
-use crate::planner::output::plan::PlannedNode;
-use crate::test_support::planner::{
-    World, ZONE, expression, lone, node_affinity, one, read_pool, reason, types, zones,
-};
+use crate::input::settings::{MinValuesPolicy, PreferencePolicy};
+use crate::output::plan::PlannedNode;
+use crate::test_support::{World, ZONE, expression, lone, node_affinity, one, read_pool, reason, types, zones};
 
 #[test]
 fn b01_contradictory_in_and_not_in_name_the_key() {

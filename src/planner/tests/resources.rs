@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use stowage_model::units::MicroUsd;
 
-use crate::model::units::MicroUsd;
-use crate::test_support::planner::{World, ZONE, is_bound, lone, reason, types};
+use crate::test_support::{World, ZONE, is_bound, lone, reason, types};
 
 #[test]
 fn b14_a_gpu_pod_gets_a_gpu_type_or_a_reason_that_names_the_gpu() {
@@ -109,7 +109,7 @@ fn daemons_that_no_type_holds_together_count_by_priority_and_then_size() {
     world.daemon(&half, &json!({}));
     world.daemon(&half, &json!({"priority": 1000}));
     world.daemon("50m", &json!({}));
-    let plan = crate::planner::plan(&world.problem, &world.column_cache);
+    let plan = crate::plan(&world.problem, &world.column_cache);
     assert!(plan.unschedulable.is_empty(), "{:?}", plan.unschedulable);
     assert_eq!(
         plan.new_nodes[0].requests.cpu.0,

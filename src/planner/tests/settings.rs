@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use stowage_model::offering::CapacityType;
+use stowage_model::units::MicroUsd;
 
-use crate::model::offering::CapacityType;
-use crate::model::units::MicroUsd;
-use crate::planner::input::settings::NodeSizes;
-use crate::planner::output::plan::Plan;
-use crate::test_support::planner::{World, is_bound, reason, types};
+use crate::input::settings::NodeSizes;
+use crate::output::plan::Plan;
+use crate::test_support::{World, is_bound, reason, types};
 
 const AMD64: &str = "kubernetes.io/arch";
 
@@ -148,7 +148,7 @@ fn a_node_holds_at_most_the_set_number_of_pods_per_workload() {
     // Running pods count.
     let running = world.problem.pods[0].clone();
     let node = world.node("n", "z-a", 8, &[]);
-    node.pods.push(crate::planner::input::pod::PodEntry { key: "default/running".into(), ..running });
+    node.pods.push(crate::input::pod::PodEntry { key: "default/running".into(), ..running });
     let plan = world.plan();
     let there = plan.placements.iter().flat_map(|p| &p.pods).filter(|pod| **pod < 6).count();
     assert_eq!(there, 1, "a pod of workload a runs there");

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Service, Taint};
 use serde_json::{Value, json};
+use stowage_model::time::UnixMillis;
 
-use crate::model::time::UnixMillis;
-use crate::planner::input::default_spread::{DefaultSpread, Services};
-use crate::planner::input::intern::Interner;
-use crate::planner::input::pod::PodEntry;
-use crate::planner::input::settings::PreferencePolicy;
-use crate::planner::output::plan::Plan;
-use crate::test_support::planner::{HOST, World, ZONE, affinity, one, reason, spread, zones};
+use crate::input::default_spread::{DefaultSpread, Services};
+use crate::input::intern::Interner;
+use crate::input::pod::PodEntry;
+use crate::input::settings::PreferencePolicy;
+use crate::output::plan::Plan;
+use crate::test_support::{HOST, World, ZONE, affinity, one, reason, spread, zones};
 
 #[test]
 fn b23_zone_spread_over_three_zones_is_level() {
@@ -281,7 +281,7 @@ fn default_constraints_apply_to_pods_of_a_controller_without_any() {
         for (uid, node, count) in [("old", Some("z-a"), 4), ("new", None, 6)] {
             for at in 0..count {
                 let mut made =
-                    crate::test_support::planner::pod(&format!("{uid}-{at}"), &json!({"app": "p"}), "1", "1Gi", &spec);
+                    crate::test_support::pod(&format!("{uid}-{at}"), &json!({"app": "p"}), "1", "1Gi", &spec);
                 let owner = json!([{"apiVersion": "x", "kind": kind, "name": "n", "uid": uid, "controller": true}]);
                 made.metadata.owner_references = serde_json::from_value(owner).unwrap();
                 let entry = world.interner.intern(&made).unwrap();
@@ -318,8 +318,7 @@ fn default_constraints_apply_to_pods_that_a_service_selects() {
         let mut world = World { interner: Interner::with_default_spread(spread), ..World::new() };
         world.problem.services = Arc::new(services);
         for (at, kind) in ["Job", "Job", "Other", "", "", ""].into_iter().enumerate() {
-            let mut made =
-                crate::test_support::planner::pod(&format!("p-{at}"), &json!({"app": "p"}), "1", "1Gi", &json!({}));
+            let mut made = crate::test_support::pod(&format!("p-{at}"), &json!({"app": "p"}), "1", "1Gi", &json!({}));
             let owner = json!([{"apiVersion": "x", "kind": kind, "name": "n", "uid": "u", "controller": true}]);
             made.metadata.owner_references = serde_json::from_value(owner).ok().filter(|_| !kind.is_empty());
             let entry = world.interner.intern(&made).unwrap();

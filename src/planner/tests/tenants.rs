@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::planner::output::plan::Plan;
-use crate::test_support::planner::{World, pod};
+use crate::output::plan::Plan;
+use crate::test_support::{World, pod};
 
 const VICTIM: &str = "payments";
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::input::volumes::objects::{Claim, StorageClass, Volume, Volumes, attach_limits};
-use crate::test_support::planner::{HOST, World, ZONE, reason, spread, types, zones};
+use crate::columns::table::ColumnCache;
+use crate::input::volumes::objects::{Claim, StorageClass, Volume, Volumes, attach_limits};
+use crate::test_support::{HOST, World, ZONE, reason, spread, types, zones};
 
 const EBS: &str = "ebs.csi.aws.com";
 
@@ -105,7 +105,7 @@ fn b19_the_limit_of_an_existing_node_counts_each_attached_volume_once() {
     }
     let extra: Vec<&str> = extra.iter().map(String::as_str).collect();
     world.pods("more", 1, &json!({}), "100m", "64Mi", &claims(&extra));
-    let plan = crate::planner::plan(&world.problem, &ColumnCache::default());
+    let plan = crate::plan(&world.problem, &ColumnCache::default());
     let on_node: usize = plan.placements[0].pods.iter().map(|pod| world.problem.pods[*pod].claims.len()).sum();
     assert_eq!((on_node, plan.new_nodes.len()), (5, 1), "an m1.x2 attaches 6 volumes, one is attached");
 }

@@ -1,8 +1,8 @@
 use serde_json::{Value, json};
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
 use super::*;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::state::tables::ClusterState;
 use crate::test_support::objects;
 

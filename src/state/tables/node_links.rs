@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_api::NodeClaim;
+use stowage_model::time::UnixMillis;
 
-use crate::api::NodeClaim;
-use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::tables::ClusterState;
 

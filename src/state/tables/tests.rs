@@ -109,7 +109,7 @@ fn f17_a_duration_protects_a_pod_from_its_start_on_until_it_is_over() {
         ("false", started.clone(), 0),
         ("", started.clone(), 0),
     ] {
-        let metadata = serde_json::json!({"annotations": {(crate::model::labels::DO_NOT_DISRUPT): value}});
+        let metadata = serde_json::json!({"annotations": {(stowage_model::labels::DO_NOT_DISRUPT): value}});
         let patch = serde_json::json!({"metadata": metadata, "spec": {"nodeName": "x"}, "status": status});
         let mut state = ClusterState::default();
         state.apply_node(objects::node("x", &serde_json::json!({})));
@@ -135,7 +135,7 @@ fn f17_a_duration_protects_a_pod_from_its_start_on_until_it_is_over() {
 #[test]
 fn a_duration_protects_a_node_from_its_creation_or_that_of_its_claim_on_until_it_is_over() {
     let at = |minutes: i64| UnixMillis(60_000 * minutes);
-    let meta = |value: &str, minutes: i64| serde_json::json!({"annotations": {(crate::model::labels::DO_NOT_DISRUPT): value}, "creationTimestamp": at(minutes).rfc3339()});
+    let meta = |value: &str, minutes: i64| serde_json::json!({"annotations": {(stowage_model::labels::DO_NOT_DISRUPT): value}, "creationTimestamp": at(minutes).rfc3339()});
     let protected =
         |state: &ClusterState| state.is_protected(&*state.nodes["x"]) || state.is_protected(&*state.claims["c"]);
     for (of_claim, of_node, until) in [

@@ -4,24 +4,24 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use stowage_api::parse_requirements;
+use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
+use stowage_model::offering::{CapacityType, Catalog, Offering};
+use stowage_model::quantity;
+use stowage_model::time::UnixMillis;
+use stowage_planner::PlanSettings;
 
 use super::fuzz;
-use crate::api::{self, Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::ec2::bootstrap::user_data::{self, UserDataInput};
 use crate::cloud::ec2::interruption::messages;
 use crate::controllers::derived_state::DerivedState;
 use crate::decisions::placement::view::ViewCache;
 use crate::extender::{self, FilterArgs, PreemptArgs};
-use crate::model::offering::CapacityType;
-use crate::model::quantity;
-use crate::model::requirement::Requirements;
-use crate::model::time::UnixMillis;
-use crate::planner::input::settings::Settings;
 use crate::state::ClusterState;
 use crate::state::instance_types::ReadyPool;
 use crate::state::snapshot::SnapshotRequest;
-use crate::test_support::planner::catalog;
+use crate::test_support::objects;
 use crate::test_support::state_with_planned_pod;
 use crate::webhook;
 use crate::webhook::registry::Rules;
@@ -66,8 +66,8 @@ fn quantities_times_and_durations() {
             quantity::parse_cpu(&text).is_ok(),
             quantity::parse_bytes(&text).is_ok(),
             UnixMillis::parse_rfc3339(&text).map(UnixMillis::rfc3339).is_some(),
-            api::duration::parse(&text).is_ok(),
-            api::duration::parse_or_never(&text).is_ok(),
+            stowage_api::duration::parse(&text).is_ok(),
+            stowage_api::duration::parse_or_never(&text).is_ok(),
         ];
         amounts.contains(&true) || others.contains(&true)
     });
@@ -108,8 +108,8 @@ fn user_data_of_every_family() {
 fn node_pools_and_node_classes() {
     fuzz("node-pools", 1, |object| {
         let pool = serde_json::from_slice::<NodePool>(object).map(|pool| {
-            api::validation::node_pool(&pool.spec);
-            let _ = Requirements::from_api(&pool.spec.template.spec.requirements);
+            stowage_api::validation::node_pool(&pool.spec);
+            let _ = parse_requirements(&pool.spec.template.spec.requirements);
         });
         pool.is_ok() || serde_json::from_slice::<Ec2NodeClass>(object).is_ok()
     });
@@ -128,11 +128,11 @@ fn clusters_through_to_a_plan() {
             .filter(|object| apply(&mut state, &mut pools, object).is_some())
             .collect();
         let derived = DerivedState::default();
-        let settings = Settings::default();
+        let settings = PlanSettings::default();
         for now in [NOW, UnixMillis(0), UnixMillis(i64::MAX)] {
             let request = SnapshotRequest { pools: &pools, settings: &settings, now };
             let snapshot = derived.snapshot(&state, request);
-            crate::planner::plan(&snapshot.problem, &snapshot.column_cache).prove();
+            stowage_planner::plan(&snapshot.problem, &snapshot.column_cache).prove();
             let _ = ViewCache::default().update(&state, &derived.holds(&state, now), now);
         }
         for object in &applied {
@@ -140,6 +140,22 @@ fn clusters_through_to_a_plan() {
         }
         !applied.is_empty()
     });
+}
+
+/// Four sizes in three zones, on-demand and spot.
+fn catalog() -> Arc<Catalog> {
+    let of = |cpus: i64| {
+        let offering = |zone: &str, capacity_type| Offering { capacity_type, ..objects::offering(zone, 48_000 * cpus) };
+        let offerings = ["z-a", "z-b", "z-c"]
+            .iter()
+            .flat_map(|zone| [CapacityType::OnDemand, CapacityType::Spot].map(|of| offering(zone, of)))
+            .collect();
+        let resources =
+            [("cpu", cpus.to_string()), ("memory", format!("{}Gi", 4 * cpus)), ("pods", (8 * cpus).to_string())];
+        let resources = resources.each_ref().map(|(name, amount)| (*name, amount.as_str()));
+        Arc::new(objects::instance_type(&format!("m1.x{cpus}"), &resources, offerings))
+    };
+    Arc::new(Catalog { region: "here".into(), instance_types: [2, 4, 8, 16].map(of).into() })
 }
 
 /// Applies an object that the typed client would accept.

@@ -1,9 +1,9 @@
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{DeleteParams, ListParams, PatchParams, PostParams};
 use serde_json::json;
+use stowage_api::NodeClaim;
 
 use super::*;
-use crate::api::NodeClaim;
 use crate::test_support::objects::{claim, node};
 
 fn labeled() -> kube::api::Patch<Value> {

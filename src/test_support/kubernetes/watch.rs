@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use stowage_model::time::UnixMillis;
 
-use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
 use crate::test_support::kubernetes::store::Key;
 

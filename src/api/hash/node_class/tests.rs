@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::NodeClassVersion::{V5, V6};
 use super::*;
-use crate::api::hash::tests::merge;
+use crate::hash::tests::merge;
 
 fn class(patch: &Value) -> Value {
     let mut spec = json!({

@@ -8,10 +8,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, WatchParams};
 use kube::client::ClientBuilder;
 use kube::{Api, Client};
+use stowage_model::time::UnixMillis;
 use tower::service_fn;
 
 use super::*;
-use crate::model::time::UnixMillis;
 
 #[test]
 fn a_call_is_named_by_its_verb_and_resource_without_names_of_objects() {

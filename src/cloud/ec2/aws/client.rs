@@ -20,10 +20,10 @@ use aws_smithy_runtime_api::client::interceptors::context::InterceptorContext;
 use aws_smithy_runtime_api::client::orchestrator::OrchestratorError;
 use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_smithy_runtime_api::client::retries::classifiers::{ClassifyRetry, RetryAction};
+use stowage_model::launch_timing::LAUNCH_CALL_TIMEOUT;
 
 use crate::cloud::ec2::aws::http_client;
 use crate::cloud::ec2::aws::rate_limited_http::{CallGate, rate_limited};
-use crate::model::launch_timing::LAUNCH_CALL_TIMEOUT;
 use crate::telemetry::cloud::CloudMetrics;
 
 /// Attempts per call, including the first.

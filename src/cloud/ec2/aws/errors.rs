@@ -5,9 +5,8 @@ use std::fmt;
 
 use aws_sdk_ec2::config::http::HttpResponse;
 use aws_sdk_ec2::error::{ProvideErrorMetadata, SdkError};
-
-use crate::model::events;
-use crate::model::events::DeclaredEvent;
+use stowage_model::events;
+use stowage_model::events::DeclaredEvent;
 
 /// Part of the message about user data that is too long.
 const USER_DATA_LIMIT: &str = "User data is limited to";

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::model::time::UnixMillis;
+use stowage_model::time::UnixMillis;
 
 /// Calls that share a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,6 +4,10 @@ use std::collections::{BTreeSet, HashMap};
 
 use aws_sdk_ec2::types::{Filter, InstanceLifecycleType, InstanceStateName, Placement};
 use futures::future::join_all;
+use stowage_model::labels;
+use stowage_model::offering::CapacityType;
+use stowage_model::reservation::{ReservationKind, ReservedIn};
+use stowage_model::time::UnixMillis;
 
 use crate::cloud::ec2::aws::batcher::{BY_GROUP, BY_ID, BatchMetrics, Coalescer};
 use crate::cloud::ec2::aws::client::Clients;
@@ -12,10 +16,6 @@ use crate::cloud::ec2::aws::filters::filter;
 use crate::cloud::ec2::tags::CLUSTER_TAG;
 use crate::cloud::ec2::tags::{CLAIM_TAG, LAUNCH_TAG};
 use crate::cloud::{Instance, InstanceState};
-use crate::model::labels;
-use crate::model::offering::CapacityType;
-use crate::model::reservation::{ReservationKind, ReservedIn};
-use crate::model::time::UnixMillis;
 
 /// States of instances that exist: all except `terminated`.
 const EXISTING: [&str; 5] = ["pending", "running", "stopping", "stopped", "shutting-down"];

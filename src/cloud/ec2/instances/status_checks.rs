@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use aws_sdk_ec2::Client;
 use aws_sdk_ec2::types::{Filter, InstanceStatus, InstanceStatusSummary, StatusType};
+use stowage_model::instance_health::{Category, Unhealthy};
+use stowage_model::time::UnixMillis;
 
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::aws::filters::filter;
-use crate::model::instance_health::{Category, Unhealthy};
-use crate::model::time::UnixMillis;
 
 const STATUS: &str = "ec2:DescribeInstanceStatus";
 /// Time that a check must have failed to count.

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use stowage_model::time::UnixMillis;
+
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::instances::describe;
@@ -14,7 +16,6 @@ use crate::cloud::ec2::instances::describe::{
 use crate::cloud::ec2::offerings::store::OfferingStore;
 use crate::cloud::ec2::offerings::zonal_shift::zone_of;
 use crate::cloud::{CloudError, Instance, InstanceState, Override};
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// How long EC2 may omit an instance from its responses after the launch.

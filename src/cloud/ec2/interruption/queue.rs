@@ -10,6 +10,7 @@ use aws_sdk_sqs::config::timeout::TimeoutConfig;
 use aws_sdk_sqs::types::{
     DeleteMessageBatchRequestEntry as Entry, Message as SqsMessage, MessageSystemAttributeName as Attribute,
 };
+use stowage_model::time::UnixMillis;
 use tracing::{debug, warn};
 
 use crate::cloud::Message;
@@ -17,7 +18,6 @@ use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::interruption::messages;
 use crate::cloud::ec2::interruption::messages::{Dropped, Event, EventKind, Origin};
 use crate::cloud::ec2::interruption::receipts::Receipts;
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 const GET_QUEUE_URL: &str = "sqs:GetQueueUrl";

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::model::time::UnixMillis;
+use stowage_model::time::UnixMillis;
 
 /// Between SQS's receipt handle and the number of the instance. Handles are base64, which has no such character.
 const SEPARATOR: char = '#';

@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use stowage_api::launch_group::MAX_SIZE;
+use stowage_model::time::UnixMillis;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::api::launch_group::MAX_SIZE;
 use crate::cloud::ec2::launch::idempotency::Attempts;
 use crate::cloud::{LaunchError, Launched};
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// The window closes when all claims have arrived, or none has for this long. Longer than the 35 ms of Karpenter, which does not

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::api::{Ec2NodeClass, NodeClaim};
+use stowage_api::{Ec2NodeClass, NodeClaim};
+use stowage_model::offering::Catalog;
+
 use crate::cloud::LaunchRequest;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::launch::request::{LaunchInputs, Shapes, TemplateInputs};
@@ -12,7 +14,6 @@ use crate::cloud::ec2::node_class::store::NodeClassStore;
 use crate::cloud::ec2::offerings::store::OfferingStore;
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::model::offering::Catalog;
 
 #[derive(Debug)]
 pub struct LaunchContext {

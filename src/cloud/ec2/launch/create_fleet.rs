@@ -10,16 +10,16 @@ use aws_sdk_ec2::types::{
     OnDemandOptionsRequest, ReservedCapacityOptionsRequest, ResourceType, SpotAllocationStrategy, SpotOptionsRequest,
     TargetCapacitySpecificationRequest,
 };
+use stowage_api::launch_group::LaunchGroup;
+use stowage_model::offering::CapacityType;
+use stowage_model::reservation::ReservationKind;
+use stowage_model::units::MicroUsd;
 
-use crate::api::launch_group::LaunchGroup;
 use crate::cloud::ec2::aws::errors;
 use crate::cloud::ec2::aws::errors::{Class, class_of, is_full_spread_group, is_out_of_addresses};
 use crate::cloud::ec2::offerings::unavailable::CapacityScope;
 use crate::cloud::ec2::tags::{CLAIM_TAG, LAUNCH_TAG, tag_specification};
 use crate::cloud::{LaunchError, Override, ReservedIn};
-use crate::model::offering::CapacityType;
-use crate::model::reservation::ReservationKind;
-use crate::model::units::MicroUsd;
 
 /// An offering of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]

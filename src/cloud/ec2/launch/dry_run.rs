@@ -7,8 +7,15 @@ use std::time::Duration;
 
 use aws_sdk_ec2::types::{InstanceNetworkInterfaceSpecification, LaunchTemplateSpecification};
 use kube::ResourceExt;
+use stowage_api::{Ec2NodeClass, NodeClaim, NodeClaimSpec, Requirement};
+use stowage_model::draw::draw;
+use stowage_model::events;
+use stowage_model::events::DeclaredEvent;
+use stowage_model::labels;
+use stowage_model::offering::CapacityType;
+use stowage_model::requirement::Requirements;
+use stowage_model::time::UnixMillis;
 
-use crate::api::{Ec2NodeClass, NodeClaim, NodeClaimSpec, Requirement};
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::bootstrap::user_data::ignored_settings;
@@ -20,13 +27,6 @@ use crate::cloud::ec2::launch::request::Shapes;
 use crate::cloud::ec2::launch::select::Choice;
 use crate::cloud::ec2::launch::templates::spec::Template;
 use crate::cloud::{LaunchError, LaunchRequest, Verdict};
-use crate::model::draw::draw;
-use crate::model::events;
-use crate::model::events::DeclaredEvent;
-use crate::model::labels;
-use crate::model::offering::CapacityType;
-use crate::model::requirement::Requirements;
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// How long success is cached.
@@ -163,7 +163,7 @@ impl DryRunInputs {
             zone: zone_of(class, subnet),
             subnet: subnet.clone(),
             image: self.template.image_id.clone(),
-            price: crate::model::units::MicroUsd(0),
+            price: stowage_model::units::MicroUsd(0),
         };
         FleetRequest {
             token: String::new(),

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::api::NodePool;
-use crate::api::node_class::AmiStatus;
+use stowage_api::NodePool;
+use stowage_api::node_class::AmiStatus;
+use stowage_api::parse_requirements;
+use stowage_model::labels;
+use stowage_model::offering::{CapacityType, Catalog, InstanceType, Offering};
+use stowage_model::requirement::{Requirements, ValueSet};
+use stowage_model::units::MicroUsd;
+
 use crate::cloud::ec2::boot_image::image_of;
 use crate::cloud::ec2::launch::select::{Candidate, is_exotic};
-use crate::model::labels;
-use crate::model::offering::{CapacityType, Catalog, InstanceType, Offering};
-use crate::model::requirement::{Requirements, ValueSet};
-use crate::model::units::MicroUsd;
 
 /// Types that every account may launch.
 const COMMON: [&str; 2] = ["m5.large", "m6g.large"];
@@ -20,7 +22,7 @@ pub fn demands<'a>(pools: impl IntoIterator<Item = &'a NodePool>, class: &str) -
     let of_class = pools.into_iter().filter(|pool| pool.spec.template.spec.node_class_ref.name == class);
     let read = |pool: &NodePool| {
         let template = &pool.spec.template;
-        let mut out = Requirements::from_api(&template.spec.requirements).ok()?;
+        let mut out = parse_requirements(&template.spec.requirements).ok()?;
         for (key, value) in template.metadata.labels.iter().flatten() {
             out.require(key, &ValueSet::one(value));
         }

@@ -14,8 +14,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use stowage_model::time::UnixMillis;
+
 use crate::cloud::Instance;
-use crate::model::time::UnixMillis;
 
 /// Claims created this long after the process began to lead may still belong to the previous leader: creation times are whole
 /// seconds of the clock of the API server.
@@ -110,9 +111,10 @@ impl Attempts {
 
 #[cfg(test)]
 mod tests {
+    use stowage_model::offering::CapacityType;
+
     use super::*;
     use crate::cloud::InstanceState;
-    use crate::model::offering::CapacityType;
 
     fn instance(id: &str) -> Instance {
         Instance {

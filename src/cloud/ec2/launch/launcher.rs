@@ -4,8 +4,10 @@
 use std::sync::Arc;
 
 use kube::ResourceExt;
+use stowage_api::launch_group::LaunchGroup;
+use stowage_model::events;
+use stowage_model::time::UnixMillis;
 
-use crate::api::launch_group::LaunchGroup;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::instances::describe;
 use crate::cloud::ec2::instances::describe::provider_id;
@@ -20,8 +22,6 @@ use crate::cloud::ec2::launch::prepare::{PreparedFleet, prepare, release_unused}
 use crate::cloud::ec2::launch::templates::store::TemplateRef;
 use crate::cloud::launch::launchable;
 use crate::cloud::{Instance, InstanceState, LaunchDetails, LaunchError, LaunchRequest, Launched};
-use crate::model::events;
-use crate::model::time::UnixMillis;
 
 /// Full capacity reservations that one launch skips before it gives up.
 const MAX_FULL_RESERVATIONS: u32 = 16;

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
 use kube::ResourceExt;
+use stowage_api::Ec2NodeClass;
+use stowage_api::launch_group::LaunchGroup;
+use stowage_api::parse_requirements;
+use stowage_model::events;
 
-use crate::api::Ec2NodeClass;
-use crate::api::launch_group::LaunchGroup;
 use crate::cloud::ec2::launch::context::LaunchContext;
 use crate::cloud::ec2::launch::create_fleet::{FleetRequest, LaunchedInstance};
 use crate::cloud::ec2::launch::launch_errors::{no_response, refused};
@@ -22,8 +24,6 @@ use crate::cloud::ec2::node_class::subnets::{AddressReservation, SubnetChoice};
 use crate::cloud::ec2::offerings::unavailable::placement_scope;
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::{LaunchDetails, LaunchError, LaunchRequest};
-use crate::model::events;
-use crate::model::requirement::Requirements;
 
 /// A CreateFleet request that is ready to be sent.
 #[derive(Debug)]
@@ -81,7 +81,7 @@ fn select(
 ) -> Option<(Choice, usize)> {
     let requirements = &details.claim.spec.requirements;
     let free_choice = requirements.iter().all(|requirement| requirement.min_values.is_none());
-    let parsed = Requirements::from_api(requirements).unwrap_or_default();
+    let parsed = parse_requirements(requirements).unwrap_or_default();
     let reserved = context.offerings.with_reservations(|reservations| {
         let left = |id: &str| reservations.available(id);
         let query = ReservationQuery { requirements: &parsed, free_choice, left: &left };

@@ -8,9 +8,14 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use kube::ResourceExt;
+use stowage_api::node_class::AmiStatus;
+use stowage_api::parse_requirements;
+use stowage_api::{Ec2NodeClass, NodeClaim};
+use stowage_model::events;
+use stowage_model::labels;
+use stowage_model::offering::{CapacityType, InstanceType};
+use stowage_model::resources::EFA;
 
-use crate::api::node_class::AmiStatus;
-use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::catalog::{NodeSettings, RawInstanceType};
 use crate::cloud::ec2::boot_image::image_of;
@@ -23,11 +28,6 @@ use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::ec2::tags::{CLAIM_TAG, launch_tags};
 use crate::cloud::kubelet_config::expressions::Evaluated;
 use crate::cloud::{LaunchError, LaunchRequest};
-use crate::model::events;
-use crate::model::labels;
-use crate::model::offering::{CapacityType, InstanceType};
-use crate::model::requirement::Requirements;
-use crate::model::resources::EFA;
 
 /// Resource that requests Nitro Enclaves.
 const NITRO_SANDBOX: &str = "eks.amazonaws.com/nitro-sandbox";
@@ -216,7 +216,7 @@ impl LaunchInputs<'_> {
     ) -> Template {
         let spec = &self.class().spec;
         let status = self.class().status.clone().unwrap_or_default();
-        let requirements = Requirements::from_api(&self.claim.spec.requirements).unwrap_or_default();
+        let requirements = parse_requirements(&self.claim.spec.requirements).unwrap_or_default();
         let shared = requirements.get(labels::INSTANCE_TENANCY).is_none_or(|tenancy| tenancy.contains("default"));
         let partition = requirements.get(labels::PLACEMENT_GROUP_PARTITION).and_then(|partitions| {
             let mut wanted: Vec<String> = partitions.finite()?.map(ToString::to_string).collect();

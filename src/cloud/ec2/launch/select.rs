@@ -5,12 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::api::Requirement;
+use stowage_api::Requirement;
+use stowage_model::labels;
+use stowage_model::labels::normalize_key;
+use stowage_model::offering::{CapacityType, Catalog, InstanceType, Offering};
+use stowage_model::units::MicroUsd;
+
 use crate::cloud::{Override, ReservedIn};
-use crate::model::labels;
-use crate::model::labels::normalize_key;
-use crate::model::offering::{CapacityType, Catalog, InstanceType, Offering};
-use crate::model::units::MicroUsd;
 
 /// Maximum number of instance types per request.
 pub const MOST_TYPES: usize = 60;

@@ -8,11 +8,12 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use stowage_model::offering::{CapacityType, Catalog, InstanceType, OFFERING_LABELS, Offering};
+use stowage_model::requirement::Requirements;
+use stowage_model::units::MicroUsd;
+
 use crate::cloud::ec2::launch::select::{Candidate, Choice, is_exotic};
 use crate::cloud::{Override, ReservedIn};
-use crate::model::offering::{CapacityType, Catalog, InstanceType, OFFERING_LABELS, Offering};
-use crate::model::requirement::Requirements;
-use crate::model::units::MicroUsd;
 
 /// The requirements of a claim on a reservation.
 #[derive(Clone, Copy)]
@@ -75,12 +76,13 @@ fn on_demand_price(found: &InstanceType, offering: &Offering) -> MicroUsd {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_api::Requirement;
+    use stowage_api::parse_requirements;
+    use stowage_model::labels;
+    use stowage_model::reservation::ReservationKind;
 
     use super::*;
-    use crate::api::Requirement;
     use crate::cloud::catalog::{SpotPricing, embedded};
-    use crate::model::labels;
-    use crate::model::reservation::ReservationKind;
 
     /// A reservation: its id, instance type, zone and kind.
     type Line<'a> = (&'a str, &'a str, &'a str, ReservationKind);
@@ -113,7 +115,7 @@ mod tests {
     ) -> Option<(String, ReservationKind)> {
         let catalog = catalog(lines);
         let requirements: Vec<Requirement> = serde_json::from_value(requirements).unwrap();
-        let requirements = Requirements::from_api(&requirements).unwrap();
+        let requirements = parse_requirements(&requirements).unwrap();
         let overrides: Vec<Override> = lines
             .iter()
             .map(|(_, name, zone, _)| Override {

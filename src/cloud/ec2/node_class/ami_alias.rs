@@ -1,7 +1,7 @@
 //! AMI aliases: the SSM parameters behind `family@version`, and the requirements of each image.
 
-use crate::api::node_class::AmiRequirement;
-use crate::model::labels;
+use stowage_api::node_class::AmiRequirement;
+use stowage_model::labels;
 
 /// An SSM parameter that holds an image id.
 #[derive(Clone, Debug, PartialEq, Eq)]

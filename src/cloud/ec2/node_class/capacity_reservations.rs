@@ -8,12 +8,12 @@ use aws_sdk_ec2::types::{CapacityReservation, CapacityReservationType, Filter, I
 use futures::future::try_join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use stowage_api::node_class::{CapacityReservationSelectorTerm, CapacityReservationStatus};
+use stowage_model::time::UnixMillis;
 
-use crate::api::node_class::{CapacityReservationSelectorTerm, CapacityReservationStatus};
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::{filter, tag_filters};
-use crate::model::time::UnixMillis;
 
 const ACTION: &str = "ec2:DescribeCapacityReservations";
 /// How long before the end of a capacity block its nodes are disrupted. EC2 starts to terminate them ten minutes later.

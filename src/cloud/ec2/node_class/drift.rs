@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube::ResourceExt;
+use stowage_api::{Ec2NodeClass, NodeClaim};
+use stowage_model::events;
+use stowage_model::labels;
 
-use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::Drift;
 use crate::cloud::ec2::boot_image::image_of;
 use crate::cloud::ec2::instances::describe::InstanceFacts;
-use crate::model::events;
-use crate::model::labels;
 
 /// Why drift can't be evaluated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -5,15 +5,15 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use aws_sdk_ec2::types::Filter;
+use stowage_api::node_class::{AmiRequirement, AmiSelectorTerm, AmiStatus};
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
-use crate::api::node_class::{AmiRequirement, AmiSelectorTerm, AmiStatus};
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::{filter, tag_filters};
 use crate::cloud::ec2::node_class::ami_alias;
 use crate::cloud::ec2::node_class::ami_alias::{AliasError, one_of};
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// An image as EC2 describes it.

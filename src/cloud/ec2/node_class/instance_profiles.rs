@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use aws_sdk_iam::types::Tag;
 use kube::{Resource, ResourceExt};
+use stowage_api::Ec2NodeClass;
+use stowage_model::draw::draw;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
-use crate::api::Ec2NodeClass;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::tags::CLUSTER_TAG;
-use crate::model::draw::draw;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// How long the role of a profile is cached.

@@ -1,8 +1,8 @@
 //! The placement group that a node class selects.
 
 use aws_sdk_ec2::config::retry::RetryConfig;
+use stowage_api::node_class::PlacementGroupSelector;
 
-use crate::api::node_class::PlacementGroupSelector;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::filter;

@@ -3,13 +3,17 @@
 
 use std::time::Duration;
 
-use crate::api::conditions;
-use crate::api::conditions::{
+use stowage_api::conditions;
+use stowage_api::conditions::{
     AMIS_READY, BEFORE_VALIDATION, CAPACITY_RESERVATIONS_READY, INSTANCE_PROFILE_READY, PLACEMENT_GROUP_READY,
     SECURITY_GROUPS_READY, SUBNETS_READY,
 };
-use crate::api::node_class::AmiRequirement;
-use crate::api::{Ec2NodeClass, Ec2NodeClassStatus};
+use stowage_api::node_class::AmiRequirement;
+use stowage_api::{Ec2NodeClass, Ec2NodeClassStatus};
+use stowage_model::events;
+use stowage_model::events::DeclaredEvent;
+use stowage_model::time::UnixMillis;
+
 use crate::cloud::Verdict;
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::ec2::aws::errors::ApiError;
@@ -20,9 +24,6 @@ use crate::cloud::ec2::node_class::subnets::Subnet;
 use crate::cloud::ec2::node_class::{capacity_reservations, security_groups, subnets};
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::ec2::tags::{TagRoom, restricted_tag, tag_room};
-use crate::model::events;
-use crate::model::events::DeclaredEvent;
-use crate::model::time::UnixMillis;
 
 /// Wait before the next resolution after an API failed.
 pub const RETRY: Duration = Duration::from_secs(10);

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use kube::ResourceExt;
+use stowage_api::Ec2NodeClass;
 
-use crate::api::Ec2NodeClass;
 use crate::cloud::ec2::node_class::cluster_facts::ClusterFacts;
 use crate::cloud::ec2::node_class::images::SsmParameterCache;
 use crate::cloud::ec2::node_class::instance_profiles::InstanceProfiles;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use aws_sdk_ec2::types::Filter;
+use stowage_api::node_class::{SubnetSelectorTerm, SubnetStatus};
 
-use crate::api::node_class::{SubnetSelectorTerm, SubnetStatus};
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::aws::filters::{filter, tag_filters};

@@ -5,9 +5,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use kube::ResourceExt;
+use stowage_api::Ec2NodeClass;
+use stowage_api::node_class::{AmiStatus, SubnetStatus};
+use stowage_model::offering::{CapacityType, Catalog, InstanceType};
+use stowage_model::time::UnixMillis;
+use stowage_model::units::{Bytes, MicroUsd};
 
-use crate::api::Ec2NodeClass;
-use crate::api::node_class::{AmiStatus, SubnetStatus};
 use crate::cloud::Override;
 use crate::cloud::ec2::boot_image::image_of;
 use crate::cloud::ec2::offerings::catalog_key::CatalogKey;
@@ -19,9 +22,6 @@ use crate::cloud::ec2::offerings::spot_risk::SpotRisk;
 use crate::cloud::ec2::offerings::unavailable::UnavailableOfferings;
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::model::offering::{CapacityType, Catalog, InstanceType};
-use crate::model::time::UnixMillis;
-use crate::model::units::{Bytes, MicroUsd};
 
 #[derive(Debug)]
 struct CachedCatalog {

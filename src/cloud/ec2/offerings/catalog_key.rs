@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::Ec2NodeClass;
+use stowage_api::Ec2NodeClass;
+use stowage_model::labels;
+
 use crate::cloud::catalog::{NodeSettings, RawInstanceType, architecture};
 use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::model::labels;
 
 /// Windows builds by AMI family.
 const WINDOWS_BUILDS: [(&str, &str); 3] =

@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
-
-use crate::api::NodeClaim;
-use crate::model::labels;
-use crate::model::quantity::parse_bytes;
-use crate::model::time::UnixMillis;
-use crate::model::units::Bytes;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
+use stowage_model::quantity::parse_bytes;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::Bytes;
 
 /// How long a reading is valid after a node last reported that much or less.
 const TTL: Duration = Duration::from_hours(60 * 24);

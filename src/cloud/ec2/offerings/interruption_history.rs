@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::model::time::UnixMillis;
+use stowage_model::time::UnixMillis;
 
 /// Time in which a count halves.
 const HALF_LIFE: Duration = Duration::from_hours(6);

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use aws_sdk_ec2::types::SpotPlacementScore;
+use stowage_model::time::UnixMillis;
 
 use crate::cloud::catalog::{RawInstanceType, architecture};
-use crate::model::time::UnixMillis;
 
 /// Age at which scores that could not be refreshed are dropped.
 const MAX_AGE: Duration = Duration::from_hours(1);

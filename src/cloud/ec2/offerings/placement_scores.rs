@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use aws_sdk_ec2::Client;
 use aws_sdk_ec2::types::TargetCapacityUnitType;
+use stowage_model::time::UnixMillis;
 use tracing::{info, warn};
 
 use crate::clock;
@@ -16,7 +17,6 @@ use crate::cloud::ec2::offerings::placement_score_table::{ScoreSettings, ScoreTa
 use crate::cloud::ec2::offerings::region::Region;
 use crate::cloud::ec2::offerings::region_snapshot::RegionSnapshot;
 use crate::cloud::ec2::offerings::spot_risk::SpotRisk;
-use crate::model::time::UnixMillis;
 
 const ACTION: &str = "ec2:GetSpotPlacementScores";
 /// Interval of requests.

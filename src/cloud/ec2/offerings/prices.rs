@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use aws_sdk_pricing::Client;
 use aws_sdk_pricing::types::{Filter, FilterType};
 use serde::Deserialize;
+use stowage_model::units::MicroUsd;
 
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::offerings::instance_types::unusable_response;
-use crate::model::units::MicroUsd;
 
 const PRODUCTS: &str = "pricing:GetProducts";
 /// Products per page, the API's maximum.

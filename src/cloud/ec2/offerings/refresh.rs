@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::{OptionFuture, join_all};
+use stowage_model::time::UnixMillis;
 use tracing::{info, warn};
 
 use crate::clock;
@@ -12,7 +13,6 @@ use crate::cloud::catalog::embedded;
 use crate::cloud::ec2::offerings::region::Region;
 use crate::cloud::ec2::offerings::region_snapshot::{Dataset, RegionResponses, SourceTransition};
 use crate::cloud::ec2::offerings::{instance_types, prices, spot_prices};
-use crate::model::time::UnixMillis;
 
 /// Interval of complete refreshes.
 const PERIOD: Duration = Duration::from_hours(12);

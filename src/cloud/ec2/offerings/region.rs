@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
+use stowage_model::offering::{Catalog, InstanceType};
+use stowage_model::time::UnixMillis;
 
 use crate::cloud::ec2::offerings::catalog_key::CatalogKey;
 use crate::cloud::ec2::offerings::class_offerings;
 use crate::cloud::ec2::offerings::class_offerings::OfferingInputs;
 use crate::cloud::ec2::offerings::region_snapshot::{Dataset, RegionResponses, RegionSnapshot, SourceTransition};
-use crate::model::offering::{Catalog, InstanceType};
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// Maximum number of cached catalogs. All are dropped when one more is needed.

@@ -6,6 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use stowage_model::offering::CapacityType;
+use stowage_model::units::MicroUsd;
+
 use crate::cloud::OptionalApi;
 use crate::cloud::catalog::{RawCatalog, RawInstanceType};
 use crate::cloud::ec2::aws::errors::ApiError;
@@ -14,8 +17,6 @@ use crate::cloud::ec2::offerings::prices;
 use crate::cloud::ec2::offerings::prices::OnDemandPrices;
 use crate::cloud::ec2::offerings::spot_prices;
 use crate::cloud::ec2::offerings::spot_prices::{SpotHistory, SpotPrices};
-use crate::model::offering::CapacityType;
-use crate::model::units::MicroUsd;
 
 /// Where a dataset of the snapshot comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use crate::model::launch_timing::MAX_LAUNCH_DURATION;
-use crate::model::time::UnixMillis;
+use stowage_model::launch_timing::MAX_LAUNCH_DURATION;
+use stowage_model::time::UnixMillis;
 
 /// How long counts stay valid while the API fails.
 const COUNT_TTL: Duration = Duration::from_hours(24);

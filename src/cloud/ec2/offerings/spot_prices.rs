@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use aws_sdk_ec2::Client;
 use aws_sdk_ec2::primitives::DateTime;
 use aws_sdk_ec2::types::SpotPrice;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::MicroUsd;
 
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::offerings::instance_types::unusable_response;
 use crate::cloud::ec2::offerings::prices::positive_price;
-use crate::model::time::UnixMillis;
-use crate::model::units::MicroUsd;
 
 const HISTORY: &str = "ec2:DescribeSpotPriceHistory";
 /// Records per page.

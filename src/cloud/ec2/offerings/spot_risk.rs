@@ -11,9 +11,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use stowage_model::time::UnixMillis;
+
 use crate::cloud::ec2::offerings::interruption_history::{InterruptionHistory, InterruptionKind};
 use crate::cloud::ec2::offerings::placement_score_table::{ScoreSettings, ScoreTable};
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// Share for each point below the threshold, thousandths.

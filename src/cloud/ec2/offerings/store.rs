@@ -7,8 +7,10 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use k8s_openapi::api::core::v1::Node;
+use stowage_api::{Ec2NodeClass, NodeClaim};
+use stowage_model::offering::Catalog;
+use stowage_model::time::UnixMillis;
 
-use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::Override;
 use crate::cloud::catalog::embedded;
 use crate::cloud::ec2::offerings::catalog_cache::{CatalogCache, CatalogSources, ReservedOfferings};
@@ -22,8 +24,6 @@ use crate::cloud::ec2::offerings::unavailable::{CapacityScope, UnavailableOfferi
 use crate::cloud::ec2::offerings::zonal_shift::ZonalShifts;
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::model::offering::Catalog;
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 #[derive(Debug)]

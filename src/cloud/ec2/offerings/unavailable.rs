@@ -7,10 +7,11 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::time::Duration;
 
-use crate::api::node_class::SubnetStatus;
+use stowage_api::node_class::SubnetStatus;
+use stowage_model::offering::CapacityType;
+use stowage_model::time::UnixMillis;
+
 use crate::cloud::Override;
-use crate::model::offering::CapacityType;
-use crate::model::time::UnixMillis;
 
 /// How long an entry lasts.
 pub const TTL: Duration = Duration::from_mins(3);

@@ -6,13 +6,13 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use aws_sdk_arczonalshift::types::{AppliedStatus, AutoshiftAppliedStatus, AutoshiftInResource, ZonalShiftInResource};
+use stowage_model::time::UnixMillis;
 
 use crate::clock;
 use crate::cloud::OptionalApi;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::degraded_apis::DegradedApis;
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// Interval of calls to ARC.

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use kube::ResourceExt;
+use stowage_api::Ec2NodeClass;
+use stowage_api::conditions::BEFORE_VALIDATION;
+use stowage_api::node_class::{AmiRequirement, AmiStatus};
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
-use crate::api::Ec2NodeClass;
-use crate::api::conditions::BEFORE_VALIDATION;
-use crate::api::node_class::{AmiRequirement, AmiStatus};
 use crate::cloud::Verdict;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
@@ -23,8 +25,6 @@ use crate::cloud::ec2::node_class::{placement_group, security_groups};
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
 use crate::cloud::kubelet_config::expressions::Unusable;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 
 /// A zone with fewer free addresses is a warning.
 const MIN_ADDRESSES: i64 = 32;

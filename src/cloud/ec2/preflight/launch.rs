@@ -4,8 +4,9 @@
 //! template of the cluster, and RunInstances contains the template's members.
 
 use aws_sdk_ec2::types::{IamInstanceProfileSpecification, InstanceNetworkInterfaceSpecification};
+use stowage_api::Ec2NodeClass;
+use stowage_model::requirement::Requirements;
 
-use crate::api::Ec2NodeClass;
 use crate::cloud::Verdict;
 use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
@@ -15,7 +16,6 @@ use crate::cloud::ec2::launch::templates::spec::Template;
 use crate::cloud::ec2::launch::templates::store;
 use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
 use crate::cloud::ec2::tags::CLUSTER_TAG;
-use crate::model::requirement::Requirements;
 
 const TEMPLATE: &str = "ec2:CreateLaunchTemplate";
 const FLEET: &str = "ec2:CreateFleet";

@@ -15,10 +15,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kube::{Client, ResourceExt};
+use stowage_api::{Ec2NodeClass, NodePool};
+use stowage_model::requirement::Requirements;
 
 pub use crate::cloud::ec2::preflight::finding::{CheckResult, Finding};
 
-use crate::api::{Ec2NodeClass, NodePool};
 use crate::clock;
 use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::client::Clients;
@@ -31,7 +32,6 @@ use crate::cloud::ec2::offerings::prices;
 use crate::cloud::ec2::offerings::refresh::RegionApis;
 use crate::cloud::ec2::offerings::region_snapshot::Dataset;
 use crate::cloud::ec2::options::Options;
-use crate::model::requirement::Requirements;
 
 /// Where the node classes come from. It decides the preferred source of cluster facts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

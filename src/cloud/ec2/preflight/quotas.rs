@@ -7,15 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use aws_sdk_ec2::types::{Filter, Instance, InstanceLifecycleType};
 use futures::future::join_all;
+use stowage_api::NodePool;
+use stowage_api::parse_requirements;
+use stowage_model::labels;
+use stowage_model::offering::CapacityType;
 
-use crate::api::NodePool;
 use crate::cloud::catalog::RawInstanceType;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
-use crate::model::labels;
-use crate::model::offering::CapacityType;
-use crate::model::requirement::Requirements;
 
 const GET_QUOTA: &str = "servicequotas:GetServiceQuota";
 /// The service code of EC2.
@@ -119,7 +119,7 @@ pub fn relevant(pools: &[NodePool]) -> BTreeSet<Quota> {
     let admitted = |spot: bool| {
         let word = if spot { CapacityType::Spot } else { CapacityType::OnDemand };
         let admits = |pool: &NodePool| {
-            let requirements = Requirements::from_api(&pool.spec.template.spec.requirements).unwrap_or_default();
+            let requirements = parse_requirements(&pool.spec.template.spec.requirements).unwrap_or_default();
             requirements.get(labels::CAPACITY_TYPE).is_none_or(|types| types.contains(word.as_str()))
         };
         pools.is_empty() || pools.iter().any(admits)

@@ -5,6 +5,9 @@ use std::fmt::Write;
 
 use aws_sdk_sqs::types::QueueAttributeName as Attribute;
 use serde_json::json;
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::MicroUsd;
 
 use super::*;
 use crate::cloud::ec2::Ec2Provider;
@@ -19,9 +22,6 @@ use crate::cloud::ec2::offerings::region_snapshot::RegionResponses;
 use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::preflight::class::{ClassChecks, NodeIdentity, ProfileState};
-use crate::model::labels;
-use crate::model::time::UnixMillis;
-use crate::model::units::MicroUsd;
 use crate::test_support::fake_aws;
 use crate::test_support::objects::node_class;
 
@@ -51,7 +51,7 @@ fn image(
     id: &str,
     arch: &'static str,
     deprecated_at: Option<i64>,
-) -> (Image, Vec<crate::api::node_class::AmiRequirement>) {
+) -> (Image, Vec<stowage_api::node_class::AmiRequirement>) {
     let image = Image {
         id: id.into(),
         name: format!("node-{arch}"),

@@ -9,9 +9,12 @@ use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use stowage_api::launch_group::LaunchGroup;
+use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
+use stowage_model::instance_health::Unhealthy;
+use stowage_model::offering::Catalog;
+use stowage_model::time::UnixMillis;
 
-use crate::api::launch_group::LaunchGroup;
-use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::instances::spot_requests::SPOT_REQUESTS;
 use crate::cloud::ec2::instances::{status_checks, tagging};
@@ -24,9 +27,6 @@ use crate::cloud::{
     LaunchRequest, Launched, Message, NodeClassCloud, OfferingStatus, OptionalApi, Override, Resolution, ServiceStatus,
     Untagged,
 };
-use crate::model::instance_health::Unhealthy;
-use crate::model::offering::Catalog;
-use crate::model::time::UnixMillis;
 
 /// How long a receive waits without a queue.
 const NO_QUEUE: Duration = Duration::from_secs(20);

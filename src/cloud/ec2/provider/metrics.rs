@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use prometheus::Registry;
+use stowage_model::offering::CapacityType;
 
 use crate::clock;
 use crate::cloud::Override;
 use crate::cloud::ec2::offerings::catalog_cache::ReservedOfferings;
 use crate::cloud::ec2::offerings::region_snapshot::RegionSnapshot;
 use crate::cloud::ec2::provider::Ec2Provider;
-use crate::model::offering::CapacityType;
 use crate::sync::lock;
 use crate::telemetry::cloud::{CloudMetrics, raise_to};
 
@@ -112,12 +112,12 @@ fn set_reserved_offerings(metrics: &CloudMetrics, region: &RegionSnapshot, reser
 mod tests {
     use prometheus::core::Collector;
     use prometheus::proto::Metric;
+    use stowage_model::units::MicroUsd;
 
     use super::*;
     use crate::cloud::catalog::embedded;
     use crate::cloud::ec2::launch::request::tests::facts;
     use crate::cloud::ec2::options::Options;
-    use crate::model::units::MicroUsd;
     use crate::telemetry::Metrics;
     use crate::test_support::fake_aws;
 

@@ -12,6 +12,7 @@ pub mod resolve;
 use std::sync::Arc;
 
 use kube::Client;
+use stowage_model::offering::CapacityType;
 
 use crate::cloud::MessageKind;
 use crate::cloud::ec2::aws::client::{Clients, ConnectError};
@@ -35,7 +36,6 @@ use crate::cloud::ec2::offerings::refresh;
 use crate::cloud::ec2::offerings::refresh::RegionApis;
 use crate::cloud::ec2::offerings::store::OfferingStore;
 use crate::cloud::ec2::options::Options;
-use crate::model::offering::CapacityType;
 
 /// Why EC2 can't be used.
 #[derive(Debug, thiserror::Error)]

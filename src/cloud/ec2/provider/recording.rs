@@ -1,8 +1,9 @@
 //! Values of EC2 metrics that are recorded where the event happens.
 
+use stowage_model::time::UnixMillis;
+
 use crate::cloud::ec2::interruption::queue::Received;
 use crate::cloud::{CloudError, LaunchError};
-use crate::model::time::UnixMillis;
 use crate::telemetry::cloud::CloudMetrics;
 
 /// The `error` label of a failed launch, by Karpenter's names; empty where Karpenter has no name.
@@ -30,9 +31,10 @@ pub(crate) fn received(metrics: &CloudMetrics, events: &[Received], now: UnixMil
 
 #[cfg(test)]
 mod tests {
+    use stowage_model::events;
+
     use super::*;
     use crate::cloud::ec2::interruption::messages::EventKind;
-    use crate::model::events;
 
     #[test]
     fn the_age_of_events_is_observed_and_never_negative() {

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_api::conditions::VALIDATION_SUCCEEDED;
+use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
+use stowage_model::events;
+use stowage_model::labels;
 
-use crate::api::conditions::VALIDATION_SUCCEEDED;
-use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::bootstrap::kubelet_validation;
 use crate::cloud::ec2::bootstrap::kubelet_validation::{Gate, InvalidKubelet};
@@ -21,8 +23,6 @@ use crate::cloud::ec2::provider::Ec2Provider;
 use crate::cloud::ec2::tags::{TagRoom, tag_room};
 use crate::cloud::kubelet_config::expressions::Unusable;
 use crate::cloud::{CloudError, Drift, Resolution, Verdict};
-use crate::model::events;
-use crate::model::labels;
 
 /// Time limit of one lookup: the others of a class, whose calls have responses, then update its status. Profiles have none, since a
 /// canceled lookup could leave a new profile behind; IAM calls have few attempts instead.

@@ -1,11 +1,12 @@
 //! The Node that a simulated kubelet registers. Requests to an API server are tested in e2e.
 
+use stowage_model::offering::CapacityType;
+use stowage_model::time::UnixMillis;
+use stowage_model::units::{Bytes, Millicores};
+
 use super::*;
 use crate::cloud::catalog::{NodeSettings, SpotPricing, embedded};
 use crate::cloud::simulated::state::NodeProgress;
-use crate::model::offering::CapacityType;
-use crate::model::time::UnixMillis;
-use crate::model::units::{Bytes, Millicores};
 
 fn record(instance_type: &str) -> InstanceRecord {
     InstanceRecord {

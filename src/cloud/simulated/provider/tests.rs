@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use serde_json::json;
+use stowage_model::offering::CapacityType;
 
 use super::*;
 use crate::cloud::simulated::script::Script;
 use crate::cloud::{LaunchDetails, MessageKind};
-use crate::model::offering::CapacityType;
 use crate::test_support::objects::{claim, node_class};
 
 fn opened(config: SimulatedConfig) -> (Arc<SimulatedEc2>, Arc<AtomicI64>) {
@@ -104,7 +104,7 @@ async fn an_event_wakes_a_waiting_receive() {
 #[tokio::test]
 async fn an_offering_marked_unavailable_can_still_be_launched() {
     let (ec2, time) = opened(quick());
-    let class = Ec2NodeClass::new("class", crate::api::Ec2NodeClassSpec::default());
+    let class = Ec2NodeClass::new("class", stowage_api::Ec2NodeClassSpec::default());
     let offering = request("one").overrides.remove(0);
     let available = |catalog: &Catalog| {
         let found = catalog.instance_types.iter().find(|entry| &*entry.name == "m5.large").unwrap();

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use stowage_model::labels;
+use stowage_model::pause;
+use stowage_model::units::MicroUsd;
 
 use super::*;
 use crate::cloud::offering_state;
 use crate::controllers::debug_state::snapshot::{ClusterCopy, MAX_ENTRIES, PendingPod, Process};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::holds;
-use crate::model::labels;
-use crate::model::pause;
-use crate::model::units::MicroUsd;
 use crate::state::ClusterState;
 use crate::state::plan_record::PlanRecord;
 use crate::test_support::objects;

@@ -1,6 +1,7 @@
 //! What a leader gathers, from a context with the fake API server.
 
 use serde_json::{Value, json};
+use stowage_model::time::UnixMillis;
 
 use super::*;
 use crate::clock;
@@ -9,7 +10,6 @@ use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::consolidation::Memory;
 use crate::decisions::disruption::verdicts::Reports;
 use crate::decisions::provisioning::supply_quarantine::Source;
-use crate::model::time::UnixMillis;
 use crate::test_support::failures::World;
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects;

@@ -1,11 +1,11 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
+use stowage_model::labels;
+use stowage_model::pause::Pause;
 
 use super::*;
 use crate::decisions::disruption::move_record::MoveRecord;
-use crate::model::labels;
-use crate::model::pause::Pause;
 use crate::state::kinds::KINDS;
 use crate::sync::lock;
 use crate::test_support::consolidation_world::{add, add_of_others, world};

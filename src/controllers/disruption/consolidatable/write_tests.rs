@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
+use stowage_api::conditions;
 
 use super::*;
-use crate::api::conditions;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{claim, launched, node, node_pool, pod};
@@ -10,7 +10,7 @@ use crate::test_support::objects::{claim, launched, node, node_pool, pod};
 fn world() -> World {
     let api = FakeApi::default();
     api.put(&node_pool("p", &json!({"spec": {"disruption": {"consolidateAfter": "30s"}}})));
-    let meta = json!({"labels": {crate::model::labels::NODE_POOL: "p"}});
+    let meta = json!({"labels": {stowage_model::labels::NODE_POOL: "p"}});
     let status = launched("i-1", &["Launched", "Registered", "Initialized"]);
     api.put(&claim("c", &json!({"metadata": meta, "status": status})));
     api.put(&node("x", &json!({"spec": {"providerID": "aws:///z/i-1"}})));

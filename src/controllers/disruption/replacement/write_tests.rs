@@ -1,12 +1,12 @@
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
+use stowage_api::NodeClaim;
+use stowage_model::labels;
+use stowage_model::pause::Pause;
 
 use super::*;
-use crate::api::NodeClaim;
 use crate::controllers::disruption::roll_back::{RETRY, abandon};
-use crate::model::labels;
-use crate::model::pause::Pause;
 use crate::test_support::consolidation_world::{add, world};
 use crate::test_support::failures::World;
 use crate::test_support::kubernetes::Fault;

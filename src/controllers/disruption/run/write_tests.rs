@@ -1,13 +1,13 @@
 use std::collections::BTreeSet;
 
 use serde_json::json;
+use stowage_model::labels;
+use stowage_model::pause::Pause;
 
 use super::*;
 use crate::controllers::disruption::start::start;
 use crate::decisions::disruption::mark::{DisruptionMark, is_tainted};
 use crate::decisions::disruption::move_record::MoveRecord;
-use crate::model::labels;
-use crate::model::pause::Pause;
 use crate::state::kinds::KINDS;
 use crate::state::object_ext::ObjectExt;
 use crate::test_support::failures::{World, outcome, transcript};

@@ -1,8 +1,12 @@
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
+use stowage_api::NodePool;
+use stowage_model::labels;
+use stowage_model::pause::Pause;
+use stowage_model::units::MicroUsd;
+use stowage_planner::Plan;
 
 use super::*;
-use crate::api::NodePool;
 use crate::controllers::disruption::consolidation;
 use crate::controllers::disruption::simulate::{simulate, simulator};
 use crate::controllers::disruption::taint::taint;
@@ -11,10 +15,6 @@ use crate::decisions::disruption::consolidation::Memory;
 use crate::decisions::disruption::marked::MarkedNodes;
 use crate::decisions::disruption::verdicts::Reports;
 use crate::decisions::provisioning::supply_quarantine::Source;
-use crate::model::labels;
-use crate::model::pause::Pause;
-use crate::model::units::MicroUsd;
-use crate::planner::output::plan::Plan;
 use crate::state::kinds::KINDS;
 use crate::sync::lock;
 use crate::test_support::consolidation_world::{self, add, add_of_others, add_of_type};

@@ -1,9 +1,9 @@
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde_json::json;
+use stowage_api::NodeClaim;
 
 use super::*;
-use crate::api::NodeClaim;
 use crate::controllers::enforcement::opening::{Opening, open};
 use crate::decisions::placement::mode::PlacementMode;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};

@@ -1,8 +1,8 @@
 use serde_json::json;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
 
 use super::*;
-use crate::api::NodeClaim;
-use crate::model::labels;
 use crate::test_support::failures::{World, first_turn};
 use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::objects::{claim, launched, node, pod};

@@ -1,13 +1,13 @@
 use serde_json::json;
+use stowage_model::labels;
+use stowage_model::pause::Pause;
+use stowage_model::time::UnixMillis;
 
 use super::*;
 use crate::cloud::{Instance, InstanceState};
 use crate::controllers::interruption::departure;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::model::labels;
-use crate::model::pause::Pause;
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};

@@ -1,8 +1,8 @@
 use serde_json::json;
+use stowage_model::instance_health::Category;
+use stowage_model::labels;
 
 use super::*;
-use crate::model::instance_health::Category;
-use crate::model::labels;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{claim, launched, node};

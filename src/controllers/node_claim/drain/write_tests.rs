@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
 use serde_json::json;
+use stowage_model::labels;
 
 use super::*;
-use crate::model::labels;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};

@@ -2,9 +2,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use stowage_model::labels;
 
 use super::*;
-use crate::model::labels;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::World;
 use crate::test_support::kubernetes::{FakeApi, Fault};

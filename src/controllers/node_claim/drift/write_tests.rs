@@ -1,7 +1,7 @@
 use serde_json::json;
+use stowage_model::events;
 
 use super::*;
-use crate::model::events;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{claim, launched};

@@ -1,11 +1,11 @@
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde_json::json;
+use stowage_api::{Ec2NodeClass, NodeClaim};
+use stowage_model::offering::Catalog;
 
 use super::*;
-use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::{Capabilities, Instance, LaunchError, LaunchRequest, Launched, Message, Override};
-use crate::model::offering::Catalog;
 use crate::test_support::objects;
 
 /// A cloud with an instance whose claim is created during the query.

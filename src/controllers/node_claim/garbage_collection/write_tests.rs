@@ -1,8 +1,8 @@
 use serde_json::json;
+use stowage_model::labels;
+use stowage_model::pause::Pause;
 
 use super::*;
-use crate::model::labels;
-use crate::model::pause::Pause;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, first_turn, transcript};
 use crate::test_support::kubernetes::FakeApi;

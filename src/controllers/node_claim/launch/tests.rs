@@ -1,10 +1,11 @@
 //! Tests of [`super`]: the offerings a claim may be launched as, and what is written to it afterwards.
 
+use stowage_model::offering::{CapacityType, Offering};
+use stowage_model::reservation::ReservationKind;
+use stowage_model::time::UnixMillis;
+
 use super::*;
 use crate::cloud::InstanceState;
-use crate::model::offering::{CapacityType, Offering};
-use crate::model::reservation::ReservationKind;
-use crate::model::time::UnixMillis;
 use crate::test_support::objects;
 
 fn found(partitions: &[&str]) -> Arc<InstanceType> {
@@ -217,7 +218,7 @@ fn c12_a_retried_claim_has_an_unknown_launched_condition() {
     let written = [&launched.status, &launched.reason, &launched.message].map(String::as_str);
     assert_eq!(written, ["Unknown", "Unauthorized", "not permitted"]);
     let again = NodeClaim {
-        status: Some(crate::api::node_claim::NodeClaimStatus { conditions: list.clone(), ..Default::default() }),
+        status: Some(stowage_api::node_claim::NodeClaimStatus { conditions: list.clone(), ..Default::default() }),
         ..claim
     };
     let later = UnixMillis::parse_rfc3339("2026-01-01T00:01:00Z").unwrap();

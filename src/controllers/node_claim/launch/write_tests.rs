@@ -64,7 +64,7 @@ async fn a_launch_without_capacity_marks_the_offerings_and_writes_nothing() {
     let offering = Override {
         instance_type: "m5.large".into(),
         zone: "z".into(),
-        capacity_type: crate::model::offering::CapacityType::OnDemand,
+        capacity_type: stowage_model::offering::CapacityType::OnDemand,
     };
     let world = world(Err(LaunchError::InsufficientCapacity { unavailable: vec![offering] }));
     let ctx = world.context();

@@ -1,8 +1,8 @@
 use serde_json::Value;
+use stowage_api::conditions;
+use stowage_model::pause::Pause;
 
 use super::*;
-use crate::api::conditions;
-use crate::model::pause::Pause;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::{FakeApi, Fault, Recorded};

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
+use stowage_model::labels;
 
 use super::*;
-use crate::model::labels;
 use crate::test_support::failures::{World, first_turn, transcript};
 use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::objects::{claim, launched, node, node_pool};

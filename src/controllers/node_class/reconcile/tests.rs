@@ -1,6 +1,7 @@
+use stowage_api::conditions::EC2_NODE_CLASS_DEPENDENTS;
+use stowage_model::events;
+
 use super::*;
-use crate::api::conditions::EC2_NODE_CLASS_DEPENDENTS;
-use crate::model::events;
 
 fn class(metadata: Value, status: Value) -> Ec2NodeClass {
     let mut meta = json!({"name": "default", "uid": "u", "generation": 2});

@@ -1,7 +1,7 @@
 use serde_json::json;
+use stowage_model::labels;
 
 use super::*;
-use crate::model::labels;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{claim, node_class, node_pool};

@@ -1,15 +1,14 @@
 //! Plans with pods that the planner panics over, or that the API server rejects NodeClaims for.
 
 use serde_json::{Value, json};
+use stowage_model::labels;
+use stowage_planner::{ColumnCache, Problem};
 
 use super::write_tests::{pending, world};
 use super::*;
 use crate::cloud::Cloud;
 use crate::controllers::caps::Capped;
 use crate::decisions::placement::mode::PlacementMode;
-use crate::model::labels;
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::input::problem::Problem;
 use crate::state::plan_record::PlanRecord;
 use crate::test_support::failures::World;
 use crate::test_support::kubernetes::Fault;
@@ -224,8 +223,7 @@ fn panics_over_supply(problem: &Problem, cache: &ColumnCache) -> Plan {
     assert!(!problem.pools.iter().any(|pool| pool.name.contains("poisonous")), "a defect about a NodePool");
     for node in &problem.nodes {
         assert!(!(node.schedulable && node.name.starts_with("room")), "a defect about a node");
-        let poison =
-            |pod: &crate::planner::input::pod::PodEntry| pod.labels.get("on").is_some_and(|on| on.starts_with("pods"));
+        let poison = |pod: &stowage_planner::PodEntry| pod.labels.get("on").is_some_and(|on| on.starts_with("pods"));
         assert!(!node.pods.iter().any(poison), "a defect about running pods");
     }
     plan(problem, cache)

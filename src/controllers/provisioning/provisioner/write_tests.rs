@@ -2,14 +2,13 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use serde_json::json;
+use stowage_api::NodeClaim;
+use stowage_model::labels;
+use stowage_model::pause::Pause;
+use stowage_planner::{ColumnCache, Problem};
 
 use super::*;
-use crate::api::NodeClaim;
 use crate::controllers::caps::Capped;
-use crate::model::labels;
-use crate::model::pause::Pause;
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::input::problem::Problem;
 use crate::state::snapshot::SnapshotRequest;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, transcript};

@@ -1,11 +1,11 @@
 use serde_json::{Value, json};
+use stowage_model::labels;
+use stowage_model::pause::Pause;
 
 use super::*;
 use crate::controllers::static_pools::scale;
 use crate::decisions::static_pools::launch_backoff::LaunchBackoff;
 use crate::decisions::static_pools::size::Size;
-use crate::model::labels;
-use crate::model::pause::Pause;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;

@@ -1,10 +1,10 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
+use stowage_model::labels;
+use stowage_model::pause::Pause;
 
 use super::*;
-use crate::model::labels;
-use crate::model::pause::Pause;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;

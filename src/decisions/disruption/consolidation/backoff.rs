@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use stowage_model::time::UnixMillis;
+
 use crate::decisions::disruption::blockers::Blocker;
 use crate::decisions::disruption::obstacle::Obstacle;
-use crate::model::time::UnixMillis;
 
 /// First and longest backoff of a node whose pods have no other place, or not a cheaper one; it doubles.
 const BLOCKED: (Duration, Duration) = (Duration::from_mins(1), Duration::from_mins(15));

@@ -3,8 +3,9 @@
 
 use std::fmt;
 
+use stowage_model::units::MicroUsd;
+
 use crate::decisions::disruption::eviction_cost::EvictionUnits;
-use crate::model::units::MicroUsd;
 
 /// A move is approved if its share of the savings is at least its share of the evictions divided by this.
 const K: i64 = 2;

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use kube::ResourceExt;
+use stowage_api::parse_requirements;
+use stowage_model::offering::{InstanceType, OFFERING_LABELS};
+use stowage_model::requirement::Requirements;
+use stowage_model::resources::Resources;
+use stowage_model::units::MicroUsd;
 
-use crate::model::offering::{InstanceType, OFFERING_LABELS};
-use crate::model::requirement::Requirements;
-use crate::model::resources::Resources;
-use crate::model::units::MicroUsd;
 use crate::state::instance_types::ReadyPool;
 
 /// The offerings of each NodePool that some load may be cheapest on.
@@ -106,7 +107,7 @@ impl Offer {
 
 fn offers(ready: &ReadyPool) -> Vec<Offer> {
     // An invalid NodePool offers nothing.
-    let Ok(requirements) = Requirements::from_api(&ready.pool.spec.template.spec.requirements) else {
+    let Ok(requirements) = parse_requirements(&ready.pool.spec.template.spec.requirements) else {
         return Vec::new();
     };
     let mut out: Vec<Offer> = Vec::new();
@@ -124,10 +125,10 @@ mod tests {
     use std::sync::Arc;
 
     use serde_json::{Value, json};
+    use stowage_model::offering::Catalog;
+    use stowage_model::units::{Bytes, Millicores};
 
     use super::*;
-    use crate::model::offering::Catalog;
-    use crate::model::units::{Bytes, Millicores};
     use crate::test_support::objects::{instance_type, node_pool, offering};
 
     fn market(requirements: &Value) -> Market {

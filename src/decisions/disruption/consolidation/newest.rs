@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use stowage_model::time::UnixMillis;
+use stowage_planner::PodEntry;
+
 use crate::decisions::disruption::blockers::Blocker;
 use crate::decisions::disruption::consolidation::objective::PoolTerms;
 use crate::decisions::disruption::node_facts::NodeFacts;
-use crate::model::time::UnixMillis;
-use crate::planner::input::pod::PodEntry;
 use crate::state::tables::ClusterState;
 
 /// When the newest pod of each workload was created, by namespace and UID of what controls its pods.

@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use kube::ResourceExt;
+use stowage_api::{NodePool, duration};
+use stowage_model::labels;
+use stowage_model::units::MicroUsd;
 
-use crate::api::{NodePool, duration};
 use crate::decisions::disruption::consolidation::balanced::{PoolTotals, Score};
 use crate::decisions::disruption::eviction_cost::EvictionUnits;
-use crate::model::labels;
-use crate::model::units::MicroUsd;
 
 /// Time in which the saving must pay for the evictions and new nodes, unless the NodePool has another.
 const PAYBACK: Duration = Duration::from_hours(1);

@@ -1,8 +1,9 @@
 //! The order in which the removal of nodes is tried.
 
+use stowage_model::units::MicroUsd;
+
 use crate::decisions::disruption::eviction_cost::EvictionUnits;
 use crate::decisions::disruption::size::{Size, sum};
-use crate::model::units::MicroUsd;
 
 /// A node that may be removed.
 #[derive(Clone, Debug, PartialEq, Eq)]

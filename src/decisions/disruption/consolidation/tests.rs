@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
+use stowage_planner::Effort;
 
 use super::*;
-use crate::planner::Effort;
 use crate::state::pod_budgets::EvictionBlock;
 use crate::state::pods::PodRecord;
 use crate::test_support::objects;
@@ -111,7 +111,7 @@ fn ten_percent_of_the_price_do_not_pay_for_17_evictions() {
     };
     for (pods, price, removed) in [(17, 360_000, false), (1, 200_000, true), (17, 200_000, true), (17, 320_000, true)] {
         let mut cluster = SmallCluster::new(&[("p", json!({}))]);
-        let catalog = crate::model::offering::Catalog { region: "r".into(), instance_types: prices(price).into() };
+        let catalog = stowage_model::offering::Catalog { region: "r".into(), instance_types: prices(price).into() };
         cluster.pools[0].catalog = Arc::new(catalog);
         cluster.add_node("c", "p", "large/on-demand");
         for n in 0..pods {

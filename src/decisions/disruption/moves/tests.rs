@@ -1,7 +1,7 @@
 use serde_json::json;
+use stowage_planner::Effort;
 
 use super::*;
-use crate::planner::Effort;
 use crate::test_support::small_cluster::SmallCluster;
 
 /// Sources, new nodes with their pods and maximum price, and placements of each move.

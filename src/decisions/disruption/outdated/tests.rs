@@ -1,12 +1,12 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
+use stowage_model::labels;
 
 use super::*;
 use crate::decisions::disruption::candidates::candidates;
 use crate::decisions::disruption::node_facts::FactsCache;
 use crate::decisions::holds::resolve;
-use crate::model::labels;
 use crate::state::pod_budgets::PodBudgets;
 use crate::test_support::objects;
 

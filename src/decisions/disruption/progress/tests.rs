@@ -1,10 +1,10 @@
 use serde_json::{Value, json};
+use stowage_model::labels;
 
 use super::*;
 use crate::decisions::demand::demand;
 use crate::decisions::disruption::candidates::pods_to_reschedule;
 use crate::decisions::holds::resolve;
-use crate::model::labels;
 use crate::test_support::objects;
 
 const NOW: UnixMillis = UnixMillis(1_000_000);

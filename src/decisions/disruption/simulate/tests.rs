@@ -1,10 +1,10 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use stowage_model::labels;
 
 use super::*;
 use crate::decisions::provisioning::supply_quarantine::Source;
-use crate::model::labels;
 use crate::state::node_state::BOOT_TIMEOUT;
 use crate::test_support::objects;
 use crate::test_support::small_cluster::{NOW, SmallCluster};

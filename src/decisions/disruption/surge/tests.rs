@@ -1,8 +1,8 @@
 use serde_json::{Value, json};
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
 
 use super::*;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::test_support::objects;
 
 /// A node of the same name as its claim, with these annotations.

@@ -1,9 +1,9 @@
 use serde_json::{Value, json};
+use stowage_api::hash;
+use stowage_model::events::DeclaredEvent;
 
 use super::*;
-use crate::api::hash;
 use crate::cloud::catalog::{SpotPricing, embedded};
-use crate::model::events::DeclaredEvent;
 use crate::test_support::objects;
 
 const CREATED: &str = "2026-01-01T00:00:00Z";

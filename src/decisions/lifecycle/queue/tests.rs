@@ -1,8 +1,8 @@
 use serde_json::{Value, json};
+use stowage_api::NodeClaim;
+use stowage_model::labels;
 
 use super::*;
-use crate::api::NodeClaim;
-use crate::model::labels;
 use crate::test_support::history::{self, History};
 use crate::test_support::objects;
 

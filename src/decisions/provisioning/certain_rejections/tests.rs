@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use stowage_model::labels;
 
 use super::*;
-use crate::model::labels;
 use crate::test_support::objects;
 
 const NOW: UnixMillis = UnixMillis(100_000);

@@ -2,9 +2,9 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use serde_json::json;
+use stowage_planner::Interner;
 
 use super::*;
-use crate::planner::input::intern::Interner;
 use crate::test_support::objects;
 
 /// Pods `namespace/name`; those with one name in one namespace have one class.

@@ -1,11 +1,11 @@
 use proptest::prelude::*;
 use serde_json::json;
+use stowage_model::labels;
+use stowage_model::resources::Resources;
 
 use super::*;
 use crate::decisions::demand::demand;
 use crate::decisions::holds::{HOLD_LAUNCH, HOLD_READY, resolve};
-use crate::model::labels;
-use crate::model::resources::Resources;
 use crate::state::plan_record::PlanRecord;
 use crate::test_support::objects;
 
@@ -293,7 +293,7 @@ fn a_change_of_what_new_nodes_are_like_ends_the_wait_within_the_bound() {
 /// The nodes that the pod `a` is planned on next, by what was seen on those before: the requests of daemons and the taints of the NodePool.
 fn amended(world: &World) -> (Vec<i64>, Vec<String>) {
     let pool = objects::node_pool("p", &json!({}));
-    let pool = crate::planner::input::pool::Pool::new(&pool, Arc::new(objects::catalog()), Resources::default(), 0);
+    let pool = stowage_planner::Pool::new(&pool, Arc::new(objects::catalog()), Resources::default(), 0);
     let mut problem = Problem { pools: vec![pool.unwrap()], ..Problem::default() };
     world.backoff.amend(&mut problem);
     let daemons = problem.daemons.iter().map(|daemon| daemon.class.requests.cpu.0).collect();

@@ -1,7 +1,7 @@
 use serde_json::json;
+use stowage_planner::Interner;
 
 use super::*;
-use crate::planner::input::intern::Interner;
 use crate::test_support::objects;
 
 const NOW: UnixMillis = UnixMillis(1_000_000);

@@ -4,17 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::groups::existing::ExistingNode;
-use crate::planner::groups::group::Group;
-use crate::planner::groups::selectors::Selectors;
-use crate::planner::groups::topology::counts::Topology;
-use crate::planner::groups::topology::divide::{Company, mix};
-use crate::planner::groups::topology::domains::Assignment;
-use crate::planner::groups::topology::followers::{FollowerIndex, Followers};
-use crate::planner::groups::topology::places::{Divided, Places};
-use crate::planner::groups::topology::rules::{Counter, Rules};
+use crate::columns::bitset::Bits;
+use crate::columns::sets::ColumnSets;
+use crate::groups::existing::ExistingNode;
+use crate::groups::group::Group;
+use crate::groups::selectors::Selectors;
+use crate::groups::topology::counts::Topology;
+use crate::groups::topology::divide::{Company, mix};
+use crate::groups::topology::domains::Assignment;
+use crate::groups::topology::followers::{FollowerIndex, Followers};
+use crate::groups::topology::places::{Divided, Places};
+use crate::groups::topology::rules::{Counter, Rules};
 
 /// Passes over all groups that place refused pods again and withdraw pods whose rules no longer hold.
 const MAX_REPAIRS: usize = 6;

@@ -3,18 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::model::labels;
-use crate::model::pod_class::{PodClass, PodTerm, Spread};
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::groups::existing::ExistingNode;
-use crate::planner::groups::group::Group;
-use crate::planner::groups::host_rules::add_spread;
-use crate::planner::groups::selectors::Selectors;
-use crate::planner::groups::topology::domains::{Domains, Key, Room};
-use crate::planner::groups::topology::rules::{Counter, Rule, Rules, SpreadRule, rules_of};
-use crate::planner::input::node::NodeState;
-use crate::planner::input::settings::PreferencePolicy;
+use stowage_model::labels;
+use stowage_model::pod_class::{PodClass, PodTerm, Spread};
+
+use crate::columns::bitset::Bits;
+use crate::columns::sets::ColumnSets;
+use crate::groups::existing::ExistingNode;
+use crate::groups::group::Group;
+use crate::groups::host_rules::add_spread;
+use crate::groups::selectors::Selectors;
+use crate::groups::topology::domains::{Domains, Key, Room};
+use crate::groups::topology::rules::{Counter, Rule, Rules, SpreadRule, rules_of};
+use crate::input::node::NodeState;
+use crate::input::settings::PreferencePolicy;
 
 /// The topology of a problem.
 pub(crate) struct Topology {

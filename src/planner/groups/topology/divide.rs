@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::planner::groups::group::Group;
-use crate::planner::groups::topology::counts::Topology;
-use crate::planner::groups::topology::followers::Followers;
-use crate::planner::groups::topology::places::{Divided, Possible};
-use crate::planner::groups::topology::rules::{Rules, SpreadRule};
+use crate::groups::group::Group;
+use crate::groups::topology::counts::Topology;
+use crate::groups::topology::followers::Followers;
+use crate::groups::topology::places::{Divided, Possible};
+use crate::groups::topology::rules::{Rules, SpreadRule};
 
 /// Moves of placed pods that are tried to make room for a pod that has no place.
 const MAX_MOVES: usize = 2_000;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::planner::columns::bitset::Bits;
-use crate::planner::groups::group::Group;
+use crate::columns::bitset::Bits;
+use crate::groups::group::Group;
 
 /// Pods of a group that are assigned to the same domains.
 #[derive(Clone, Debug)]

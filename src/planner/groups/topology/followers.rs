@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::planner::groups::group::Group;
-use crate::planner::groups::topology::counts::Topology;
-use crate::planner::groups::topology::places::Divided;
+use crate::groups::group::Group;
+use crate::groups::topology::counts::Topology;
+use crate::groups::topology::places::Divided;
 
 /// Groups visited from one target.
 const MAX_FOLLOWERS: usize = 100;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::planner::columns::bitset::Bits;
-use crate::planner::groups::topology::counts::Topology;
-use crate::planner::groups::topology::divide::finds_company;
-use crate::planner::groups::topology::domains::Domains;
+use crate::columns::bitset::Bits;
+use crate::groups::topology::counts::Topology;
+use crate::groups::topology::divide::finds_company;
+use crate::groups::topology::domains::Domains;
 
 impl Topology {
     /// Domains that purchased nodes make eligible although a spread was planned without them: for example, a zone without GPU types gets a

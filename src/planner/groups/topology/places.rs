@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::groups::existing::ExistingNode;
-use crate::planner::groups::group::{Group, usable};
-use crate::planner::groups::topology::counts::Topology;
-use crate::planner::groups::topology::rules::Rules;
+use crate::columns::bitset::Bits;
+use crate::columns::sets::ColumnSets;
+use crate::groups::existing::ExistingNode;
+use crate::groups::group::{Group, usable};
+use crate::groups::topology::counts::Topology;
+use crate::groups::topology::rules::Rules;
 
 /// The tuples of domains of some keys that a column or an existing node has, in lexicographic order.
 pub(crate) struct Places {

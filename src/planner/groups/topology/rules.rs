@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::model::labels;
-use crate::model::pod_class::{PodClass, PodTerm, Spread};
-use crate::planner::columns::bitset::Bits;
+use stowage_model::labels;
+use stowage_model::pod_class::{PodClass, PodTerm, Spread};
+
+use crate::columns::bitset::Bits;
 
 /// Counts of the pods that a selector selects, by domain of a key.
 pub(crate) struct Counter {

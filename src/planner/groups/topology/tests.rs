@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::groups::existing::existing_nodes;
-use crate::planner::groups::group::group;
-use crate::planner::groups::host_rules::register;
-use crate::planner::groups::topology::counts::Topology;
-use crate::planner::groups::topology::domains::{Assignment, Domains, Room};
-use crate::test_support::planner::{World, ZONE, affinity, spread};
+use crate::columns::bitset::Bits;
+use crate::columns::sets::ColumnSets;
+use crate::columns::table::ColumnCache;
+use crate::groups::existing::existing_nodes;
+use crate::groups::group::group;
+use crate::groups::host_rules::register;
+use crate::groups::topology::counts::Topology;
+use crate::groups::topology::domains::{Assignment, Domains, Room};
+use crate::test_support::{World, ZONE, affinity, spread};
 
 /// The stage's result, and the number of columns.
 fn assigned(world: &World, occupied: Domains, room: Room) -> (Topology, Vec<Assignment>, usize) {

@@ -1,8 +1,8 @@
 use serde_json::{Value, json};
 
-use crate::planner::improve::host_preferences::improve_host_preferences;
+use crate::improve::host_preferences::improve_host_preferences;
 use crate::test_support::plan_stages::{instance, purchase, purchased};
-use crate::test_support::planner::{HOST, World, affinity};
+use crate::test_support::{HOST, World, affinity};
 
 fn soft_spread(labels: &Value) -> Value {
     json!({"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": HOST, "whenUnsatisfiable": "ScheduleAnyway",

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PersistentVolumeSpec};
+use stowage_model::pod_class::Selector;
+use stowage_model::quantity::parse_bytes;
+use stowage_model::units::Bytes;
 
-use crate::model::pod_class::Selector;
-use crate::model::quantity::parse_bytes;
-use crate::model::units::Bytes;
-use crate::planner::input::pod::Labels;
-use crate::planner::input::terms::selector;
+use crate::input::pod::Labels;
+use crate::input::terms::selector;
 
 /// What a claim requires of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::model::pod_class::NodeTerm;
+use stowage_model::pod_class::NodeTerm;
 
 /// Maximum alternatives in a conjunction.
 const MAX_TERMS: usize = 64;

@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::planner::input::pod::PodEntry;
-use crate::planner::input::problem::Problem;
-use crate::planner::input::volumes::needs::{Assigned, VolumeProblem};
+use crate::input::pod::PodEntry;
+use crate::input::problem::Problem;
+use crate::input::volumes::needs::{Assigned, VolumeProblem};
 
 /// The pods, by index, that must wait until another pod releases a claim. Among pods that wait for the same claim, the first by
 /// priority, age and key gets it.

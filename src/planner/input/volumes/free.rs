@@ -3,15 +3,16 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::model::labels;
-use crate::model::pod_class::NodeTerm;
-use crate::model::requirement::ValueSet;
-use crate::planner::input::node::NodeState;
-use crate::planner::input::pod::PodEntry;
-use crate::planner::input::problem::Problem;
-use crate::planner::input::volumes::conjunction::both;
-use crate::planner::input::volumes::needs::Assigned;
-use crate::planner::input::volumes::objects::Volume;
+use stowage_model::labels;
+use stowage_model::pod_class::NodeTerm;
+use stowage_model::requirement::ValueSet;
+
+use crate::input::node::NodeState;
+use crate::input::pod::PodEntry;
+use crate::input::problem::Problem;
+use crate::input::volumes::conjunction::both;
+use crate::input::volumes::needs::Assigned;
+use crate::input::volumes::objects::Volume;
 
 /// Assigns a volume of its own to each claim that waits for a free volume of a node, where several pods have such claims. Greedy: in
 /// the order of their keys, pods take for each claim the smallest volume that serves it on a node that admits the pod; all volumes of

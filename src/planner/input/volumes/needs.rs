@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::model::pod_class::NodeTerm;
-use crate::planner::input::volumes::conjunction::both;
-use crate::planner::input::volumes::objects::{Claim, Volume, Volumes};
+use stowage_model::pod_class::NodeTerm;
+
+use crate::input::volumes::conjunction::both;
+use crate::input::volumes::objects::{Claim, Volume, Volumes};
 
 /// The volume assigned to each claim; `None` where no volume is left for it. A claim without an entry has no competition: any volume
 /// that serves it is fine.
@@ -131,6 +132,14 @@ impl Volumes {
             return Err(VolumeProblem::NoneFree { claim: Arc::clone(key), class: name });
         }
         Ok((if everywhere { Vec::new() } else { terms.into_iter().collect() }, driver))
+    }
+
+    /// The node terms of the volumes of these claims.
+    ///
+    /// # Errors
+    /// A pod with these claims must wait.
+    pub fn node_terms(&self, claims: &[Arc<str>]) -> Result<Vec<NodeTerm>, VolumeProblem> {
+        self.needs(claims, &Assigned::new()).map(|needs| needs.terms)
     }
 
     pub(crate) fn needs(&self, claims: &[Arc<str>], assigned: &Assigned) -> Result<Needs, VolumeProblem> {

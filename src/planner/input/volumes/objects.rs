@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, StorageClass as ApiStorageClass};
+use stowage_model::pod_class::NodeTerm;
+use stowage_model::requirement::ValueSet;
+use stowage_model::resources::UNLIMITED;
 
-use crate::model::pod_class::NodeTerm;
-use crate::model::requirement::ValueSet;
-use crate::model::resources::UNLIMITED;
-use crate::planner::input::terms::{TermError, node_term};
-use crate::planner::input::volumes::capacity::{Capacity, Wanted};
-use crate::planner::input::volumes::conjunction::both;
+use crate::input::terms::{TermError, node_term};
+use crate::input::volumes::capacity::{Capacity, Wanted};
+use crate::input::volumes::conjunction::both;
 
 /// The driver of volumes that the in-tree EBS plugin provisioned.
 const EBS: &str = "ebs.csi.aws.com";

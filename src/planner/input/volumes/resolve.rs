@@ -3,17 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::model::labels;
-use crate::model::pod_class::PodClass;
-use crate::model::resources::{UNLIMITED, attachments_of};
-use crate::planner::input::node::NodeState;
-use crate::planner::input::pod::PodEntry;
-use crate::planner::input::problem::Problem;
-use crate::planner::input::volumes::exclusive::shut_out;
-use crate::planner::input::volumes::free::assign;
-use crate::planner::input::volumes::needs::{Needs, VolumeProblem};
-use crate::planner::input::volumes::objects::Volumes;
-use crate::planner::input::volumes::shared::shared;
+use stowage_model::labels;
+use stowage_model::pod_class::PodClass;
+use stowage_model::resources::{UNLIMITED, attachments_of};
+
+use crate::input::node::NodeState;
+use crate::input::pod::PodEntry;
+use crate::input::problem::Problem;
+use crate::input::volumes::exclusive::shut_out;
+use crate::input::volumes::free::assign;
+use crate::input::volumes::needs::{Needs, VolumeProblem};
+use crate::input::volumes::objects::Volumes;
+use crate::input::volumes::shared::shared;
 
 /// A problem whose pod classes include the constraints of their volumes.
 pub(crate) struct Resolved {

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::planner::input::problem::Problem;
+use crate::input::problem::Problem;
 
 /// Share of the smallest attachment limit that shared claims may reserve, as a divisor.
 const RESERVED_SHARE: usize = 4;

@@ -4,15 +4,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::model::labels;
-use crate::model::pod_class::PodClass;
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::groups::host_rules::add_spread;
-use crate::planner::groups::selectors::Selectors;
-use crate::planner::input::node::NodeState;
-use crate::planner::input::pod::{Daemon, Labels, PodEntry};
-use crate::planner::output::rehearsal::counts::{Cell, NOWHERE, Node, Rules, SpreadTally, Tally};
-use crate::planner::state::plan_state::PlanState;
+use stowage_model::labels;
+use stowage_model::pod_class::PodClass;
+
+use crate::columns::sets::ColumnSets;
+use crate::groups::host_rules::add_spread;
+use crate::groups::selectors::Selectors;
+use crate::input::node::NodeState;
+use crate::input::pod::{Daemon, Labels, PodEntry};
+use crate::output::rehearsal::counts::{Cell, NOWHERE, Node, Rules, SpreadTally, Tally};
+use crate::state::plan_state::PlanState;
 
 /// Numbers the keys, domains and tallies of a plan.
 pub(super) struct Builder<'p, 'c> {

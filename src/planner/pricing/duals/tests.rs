@@ -1,10 +1,10 @@
 use serde_json::json;
 
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::pricing::duals::{CoveringLp, LpDemand, Offer, Prices};
-use crate::test_support::planner::World;
+use crate::columns::bitset::Bits;
+use crate::columns::sets::ColumnSets;
+use crate::columns::table::ColumnCache;
+use crate::pricing::duals::{CoveringLp, LpDemand, Offer, Prices};
+use crate::test_support::World;
 
 const GIB: i64 = 1 << 30;
 

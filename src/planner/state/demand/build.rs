@@ -2,14 +2,15 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::model::pod_class::{NodeTerm, Toleration};
-use crate::planner::columns::dims::{fits, is_extended};
-use crate::planner::columns::sets::ColumnSets;
-use crate::planner::groups::group::Group;
-use crate::planner::groups::topology::counts::Topology;
-use crate::planner::groups::topology::domains::Assignment;
-use crate::planner::state::demand::size_tiers::SizeTiers;
-use crate::planner::state::demand::{ColumnPool, Demand, DemandItem, Scratch, SizeBucket};
+use stowage_model::pod_class::{NodeTerm, Toleration};
+
+use crate::columns::dims::{fits, is_extended};
+use crate::columns::sets::ColumnSets;
+use crate::groups::group::Group;
+use crate::groups::topology::counts::Topology;
+use crate::groups::topology::domains::Assignment;
+use crate::state::demand::size_tiers::SizeTiers;
+use crate::state::demand::{ColumnPool, Demand, DemandItem, Scratch, SizeBucket};
 
 /// Distinct sizes above which buckets hold rounded sizes.
 const MAX_EXACT_SIZES: usize = 200;

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use crate::planner::columns::dims::{dot, fits, real};
-use crate::planner::state::demand::Demand;
-use crate::planner::state::demand::pattern::{Bin, Pattern, add_pods};
+use crate::columns::dims::{dot, fits, real};
+use crate::state::demand::Demand;
+use crate::state::demand::pattern::{Bin, Pattern, add_pods};
 
 /// Items tried per bucket before the bucket is dropped for this bin.
 const MAX_ITEMS_TRIED: usize = 48;

@@ -3,10 +3,11 @@
 
 use std::cmp::Reverse;
 
-use crate::model::labels;
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::real;
-use crate::planner::state::demand::{Demand, HostCap};
+use stowage_model::labels;
+
+use crate::columns::bitset::Bits;
+use crate::columns::dims::real;
+use crate::state::demand::{Demand, HostCap};
 
 /// Host caps in one LP: each adds a dimension to it.
 const MAX_HOST_CAPS: usize = 3;
@@ -103,7 +104,7 @@ mod tests {
     use serde_json::json;
 
     use crate::test_support::plan_stages::instance;
-    use crate::test_support::planner::{HOST, World, affinity, spread};
+    use crate::test_support::{HOST, World, affinity, spread};
 
     #[test]
     fn anti_affinity_is_a_certain_host_cap_and_spread_over_hosts_is_not() {

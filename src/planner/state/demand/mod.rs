@@ -2,7 +2,7 @@
 //!
 //! Items (a part of a group) lie in size buckets of one column pool and nearly one size. A bin is filled from the bucket whose
 //! requests, weighted by the dual prices, have the best dot product and cosine with the bin's free capacity (vector bin packing):
-//! the work is per bucket, not per pod. Floats appear only here and in [`crate::planner::pricing`], as scores and prices; every
+//! the work is per bucket, not per pod. Floats appear only here and in [`crate::pricing`], as scores and prices; every
 //! capacity test is on integers.
 
 pub mod build;
@@ -13,12 +13,12 @@ pub mod size_tiers;
 
 use std::collections::HashMap;
 
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::{dot, float, real};
-use crate::planner::groups::group::Group;
-use crate::planner::groups::host_rules::HostRules;
-use crate::planner::state::demand::pattern::Pattern;
-use crate::planner::state::demand::size_tiers::SizeTiers;
+use crate::columns::bitset::Bits;
+use crate::columns::dims::{dot, float, real};
+use crate::groups::group::Group;
+use crate::groups::host_rules::HostRules;
+use crate::state::demand::pattern::Pattern;
+use crate::state::demand::size_tiers::SizeTiers;
 
 /// Columns and topology domains that items may use.
 #[derive(Debug)]

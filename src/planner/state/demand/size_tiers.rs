@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::fits;
-use crate::planner::columns::sets::ColumnSets;
+use crate::columns::bitset::Bits;
+use crate::columns::dims::fits;
+use crate::columns::sets::ColumnSets;
 
 /// Tiers in one LP: each multiplies the column sets that it distinguishes.
 const MAX_TIERS: usize = 16;
@@ -108,8 +108,8 @@ fn sizes(need: &[i64], steps: &[[i64; POWERS]; DIMS]) -> [usize; DIMS] {
 mod tests {
     use serde_json::json;
 
+    use crate::test_support::World;
     use crate::test_support::plan_stages::{instance, item};
-    use crate::test_support::planner::World;
 
     #[test]
     fn pods_of_one_tier_have_one_least_size_of_column_and_a_tier_excludes_smaller_columns() {

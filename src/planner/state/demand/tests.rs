@@ -1,9 +1,9 @@
 #![allow(clippy::float_cmp, reason = "sums of whole numbers are exact")]
 use serde_json::json;
 
-use crate::planner::state::demand::pattern::{add_pods, remove_pods};
+use crate::state::demand::pattern::{add_pods, remove_pods};
 use crate::test_support::plan_stages::{described, instance, item};
-use crate::test_support::planner::{HOST, World, affinity};
+use crate::test_support::{HOST, World, affinity};
 
 #[test]
 fn items_of_one_size_without_host_rules_are_merged_until_split() {

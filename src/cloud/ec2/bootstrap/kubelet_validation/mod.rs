@@ -6,17 +6,17 @@ pub mod schema;
 use std::collections::BTreeMap;
 
 use serde_json::Value;
+use stowage_api::Ec2NodeClassSpec;
+use stowage_api::go_duration::GoDuration;
+use stowage_api::validation::is_quantity;
+use stowage_model::events;
+use stowage_model::events::DeclaredEvent;
 
-use crate::api::Ec2NodeClassSpec;
-use crate::api::go_duration::GoDuration;
-use crate::api::validation::is_quantity;
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::catalog::{NodeSettings, RawInstanceType, Trial};
 use crate::cloud::ec2::options::Options;
 use crate::cloud::kubelet_config::expressions::Unusable;
 use crate::cloud::kubelet_config::{INTERPRETED, Kubelet, KubeletMap};
-use crate::model::events;
-use crate::model::events::DeclaredEvent;
 
 /// Why a class's kubelet configuration is invalid: reason ([`InvalidKubelet::reason`]) and message of the condition
 /// ValidationSucceeded.

@@ -4,9 +4,8 @@
 use std::fmt;
 
 use serde_json::Value;
-
-use crate::api::go_duration::GoDuration;
-use crate::api::validation::is_quantity;
+use stowage_api::go_duration::GoDuration;
+use stowage_api::validation::is_quantity;
 
 /// The type of a member. `null` counts as absent, except in a duration.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! Kubelet validation: the result of each configuration by AMI family.
 
 use serde_json::json;
+use stowage_api::Ec2NodeClass;
 
 use super::*;
-use crate::api::Ec2NodeClass;
 use crate::cloud::catalog::embedded;
 
 fn spec(family: &str, kubelet: Value) -> Ec2NodeClassSpec {

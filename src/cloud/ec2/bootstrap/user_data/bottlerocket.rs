@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
+use stowage_api::node_class::{AmiSelectorTerm, AmiStatus};
 use toml::{Table, Value};
 
-use crate::api::node_class::{AmiSelectorTerm, AmiStatus};
 use crate::cloud::ec2::bootstrap::user_data::input::{BootParameters, UserDataError};
 
 /// The type of a setting.

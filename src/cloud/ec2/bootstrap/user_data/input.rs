@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Taint;
+use stowage_model::labels as keys;
+use stowage_model::offering::CapacityType;
 
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::ec2::bootstrap::user_data::mime::MimeError;
 use crate::cloud::kubelet_config::{Kubelet, KubeletError, KubeletMap};
-use crate::model::labels as keys;
-use crate::model::offering::CapacityType;
 
 /// The inputs of an instance's user data.
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,6 @@
+use stowage_model::events;
+
 use super::*;
-use crate::model::events;
 use crate::test_support::fake_aws;
 
 fn slot(instance_type: &str, zone: &str, price: i64) -> FleetOverride {

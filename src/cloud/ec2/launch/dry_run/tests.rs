@@ -1,10 +1,12 @@
+use stowage_api::parse_requirements;
+use stowage_model::events;
+
 use super::*;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::launch::request::tests as fixtures;
 use crate::cloud::ec2::node_class::store::NodeClassStore;
 use crate::cloud::ec2::offerings::store::OfferingStore;
 use crate::cloud::ec2::options::Options;
-use crate::model::events;
 
 fn validator(clients: Clients, options: Options) -> DryRunValidator {
     let options = Arc::new(options);
@@ -80,7 +82,7 @@ async fn c33_dedicated_tenancy_is_tried_where_a_pool_admits_it() {
     let tenancy = |operator: &str, values: &[&str]| {
         let values = values.iter().map(|value| (*value).to_owned()).collect();
         let key = labels::INSTANCE_TENANCY.to_owned();
-        Requirements::from_api(&[Requirement { key, operator: operator.into(), values, min_values: None }]).unwrap()
+        parse_requirements(&[Requirement { key, operator: operator.into(), values, min_values: None }]).unwrap()
     };
     let unrestricted = Requirements::default;
     for (what, demands, expected) in [
@@ -135,7 +137,7 @@ fn c33_a_verdict_holds_for_half_an_hour_unless_an_annotation_changes() {
 #[test]
 fn a_refusal_holds_for_90_seconds() {
     let verdicts = Verdicts::default();
-    let refused = Verdict::False(crate::model::events::RUN_INSTANCES_AUTH_CHECK_FAILED, "denied".into());
+    let refused = Verdict::False(stowage_model::events::RUN_INSTANCES_AUTH_CHECK_FAILED, "denied".into());
     verdicts.put("u".into(), 1, refused.clone(), UnixMillis(0));
     assert_eq!(verdicts.get("u", 1, UnixMillis(89_999)), Some(refused));
     assert_eq!(verdicts.get("u", 1, UnixMillis(90_000)), None);

@@ -5,9 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::json;
+use stowage_api::Ec2NodeClass;
+use stowage_model::events;
+use stowage_model::labels;
+use stowage_model::offering::CapacityType;
+use stowage_model::reservation::ReservationKind;
 
 use super::*;
-use crate::api::Ec2NodeClass;
 use crate::cloud::ec2::launch::request::tests::{claim, class, facts};
 use crate::cloud::ec2::node_class::capacity_reservations::tests::reservation;
 use crate::cloud::ec2::node_class::subnets::Subnet;
@@ -15,10 +19,6 @@ use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::ec2::provider::Ec2Provider;
 use crate::cloud::{Cloud, Override, ReservedIn};
-use crate::model::events;
-use crate::model::labels;
-use crate::model::offering::CapacityType;
-use crate::model::reservation::ReservationKind;
 use crate::test_support::fake_aws;
 use crate::test_support::fake_aws::Request;
 

@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
 use serde_json::json;
+use stowage_model::events;
 
 use super::*;
 use crate::cloud::catalog::{SpotPricing, embedded};
@@ -10,7 +11,6 @@ use crate::cloud::ec2::launch::select::choose;
 use crate::cloud::ec2::node_class::ami_alias::one_of;
 use crate::cloud::launch::launchable;
 use crate::cloud::{LaunchDetails, Override};
-use crate::model::events;
 use crate::test_support::objects;
 
 /// A ready class with two subnets and an image for each architecture.

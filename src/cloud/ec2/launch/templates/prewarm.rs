@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use stowage_model::time::UnixMillis;
+
 use crate::cloud::LaunchError;
 use crate::cloud::ec2::launch::context::LaunchContext;
 use crate::cloud::ec2::launch::request::{Shapes, TemplateInputs};
 use crate::cloud::ec2::launch::templates::recent::{LaunchShape, RecentShape};
 use crate::cloud::ec2::launch::templates::spec::Template;
 use crate::cloud::launch::launchable;
-use crate::model::time::UnixMillis;
 
 /// Maximum templates that a sweep creates: launches share their rate limit.
 const MAX_CREATED: usize = 20;

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use kube::ResourceExt;
 use kube::api::ObjectMeta;
+use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
+use stowage_model::offering::{CapacityType, Catalog};
+use stowage_model::time::UnixMillis;
 
-use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::LaunchRequest;
 use crate::cloud::ec2::launch::request::TemplateInputs;
 use crate::cloud::ec2::launch::select::{Candidate, Choice};
-use crate::model::offering::{CapacityType, Catalog};
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// Maximum shapes of a NodePool and a class. Templates do not contain the list of instance types, so that few shapes cover the

@@ -19,13 +19,13 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use stowage_api::node_class::{BlockDeviceMapping, ConnectionTracking, MetadataOptions, NetworkInterface};
+use stowage_model::offering::CapacityType;
+use stowage_model::quantity::parse_bytes;
+use stowage_model::reservation::ReservationKind;
 
-use crate::api::node_class::{BlockDeviceMapping, ConnectionTracking, MetadataOptions, NetworkInterface};
 use crate::cloud::ReservedIn;
 use crate::cloud::ec2::tags::{tag_specification, tags};
-use crate::model::offering::CapacityType;
-use crate::model::quantity::parse_bytes;
-use crate::model::reservation::ReservationKind;
 
 /// Version of the translation of a [`Template`] into [`Template::data`], part of the name: it is incremented with every change of the
 /// translation, so that no template of another version of this program is used.

@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use stowage_model::labels;
+use stowage_model::time::UnixMillis;
+
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::filter;
 use crate::cloud::ec2::launch::templates::spec::Template;
 use crate::cloud::ec2::tags::CLUSTER_TAG;
-use crate::model::labels;
-use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// A template is deleted this long after its last use.

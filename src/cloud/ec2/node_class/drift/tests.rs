@@ -1,15 +1,15 @@
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
+use stowage_api::hash;
+use stowage_model::events::DeclaredEvent;
 
 use super::*;
-use crate::api::hash;
 use crate::cloud::CloudError;
 use crate::cloud::ec2::launch::request::tests::{claim, class, facts};
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::provider::Ec2Provider;
 use crate::cloud::{Cloud, NodeClassCloud};
-use crate::model::events::DeclaredEvent;
 use crate::test_support::fake_aws;
 
 /// A change of a claim.
@@ -180,7 +180,7 @@ fn c32_the_resolved_class_is_compared_with_the_instance_in_order() {
     }
     let mut fewer = class.clone();
     if let Some(status) = &mut fewer.status {
-        status.security_groups.push(crate::api::node_class::SecurityGroupStatus { id: "sg-9".into(), name: None });
+        status.security_groups.push(stowage_api::node_class::SecurityGroupStatus { id: "sg-9".into(), name: None });
     }
     assert_eq!(
         event_of(&launched(&class), &fewer, &instance()),
@@ -222,7 +222,7 @@ fn c32_a_missing_input_is_an_error_and_no_drift() {
     let strange = BTreeMap::from([(labels::ARCH.to_owned(), "riscv64".to_owned())]);
     let unbootable = DriftInputs { type_labels: Some(&strange), ..whole };
     assert_eq!(evaluate(&launched(&class), &class, unbootable), Err(DriftError::NoImageFor("m5.large".into())));
-    let with = |change: fn(&mut crate::api::Ec2NodeClassStatus)| {
+    let with = |change: fn(&mut stowage_api::Ec2NodeClassStatus)| {
         let mut changed = class.clone();
         change(changed.status.get_or_insert_default());
         evaluate(&launched(&class), &changed, whole)

@@ -1,3 +1,6 @@
+use stowage_model::labels;
+use stowage_model::offering::Offering;
+
 use super::*;
 use crate::cloud::catalog::embedded;
 use crate::cloud::catalog::overhead::MIB;
@@ -7,8 +10,6 @@ use crate::cloud::ec2::offerings::discovered_memory::tests::record;
 use crate::cloud::ec2::offerings::placement_score_table::ScoreSettings;
 use crate::cloud::ec2::offerings::region_snapshot::RegionSnapshot;
 use crate::cloud::ec2::offerings::unavailable::CapacityScope;
-use crate::model::labels;
-use crate::model::offering::Offering;
 use crate::test_support::objects::node_class;
 
 struct World {

@@ -1,13 +1,13 @@
 use std::collections::BTreeSet;
 
 use serde_json::json;
+use stowage_model::offering::CapacityType::{OnDemand, Reserved, Spot};
 
 use super::*;
 use crate::cloud::catalog::embedded;
 use crate::cloud::ec2::offerings::region_snapshot::{RegionResponses, RegionSnapshot};
 use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
 use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::model::offering::CapacityType::{OnDemand, Reserved, Spot};
 use crate::test_support::objects::node_class;
 
 fn region() -> RegionSnapshot {

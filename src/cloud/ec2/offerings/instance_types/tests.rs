@@ -2,10 +2,10 @@ use aws_sdk_ec2::types::{
     EbsInfo, GpuInfo, InferenceAcceleratorInfo, InstanceTypeHypervisor, NetworkCardInfo, NeuronInfo,
     PlacementGroupInfo, PlacementGroupStrategy, UsageClassType,
 };
+use stowage_model::units::Bytes;
 
 use super::*;
 use crate::cloud::catalog::{NodeSettings, SpotPricing, embedded};
-use crate::model::units::Bytes;
 use crate::test_support::fake_aws;
 
 fn card(index: i32, enis: i32, gbps: Option<f64>) -> NetworkCardInfo {

@@ -1,14 +1,14 @@
 use std::collections::BTreeSet;
 
 use serde_json::json;
+use stowage_model::offering::CapacityType;
+use stowage_model::units::MicroUsd;
 
 use super::*;
 use crate::cloud::OptionalApi;
 use crate::cloud::catalog::embedded;
 use crate::cloud::ec2::offerings::prices::OnDemandPrices;
 use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
-use crate::model::offering::CapacityType;
-use crate::model::units::MicroUsd;
 use crate::test_support::objects::node_class;
 
 fn class(zone: &str) -> CatalogKey {

@@ -186,7 +186,7 @@ pub(super) fn member(uid: &str, group: &str, size: usize) -> LaunchRequest {
     let mut claim = details.claim.clone();
     claim.metadata.uid = Some(uid.into());
     claim.metadata.annotations =
-        Some([(crate::model::labels::LAUNCH_GROUP.to_owned(), format!("{group}/{size}"))].into());
+        Some([(stowage_model::labels::LAUNCH_GROUP.to_owned(), format!("{group}/{size}"))].into());
     let (class, catalog) = (Arc::clone(&details.class), Arc::clone(&details.catalog));
     let details = LaunchDetails { claim, class, catalog, named: BTreeSet::new() };
     LaunchRequest {

@@ -2,8 +2,10 @@
 
 use futures::StreamExt;
 use serde_json::json;
+use stowage_api::Ec2NodeClass;
+use stowage_model::offering::CapacityType;
+use stowage_model::time::UnixMillis;
 
-use crate::api::Ec2NodeClass;
 use crate::cloud::ec2::interruption::messages::EventKind;
 use crate::cloud::ec2::interruption::queue::Received;
 use crate::cloud::ec2::launch::request::tests::{class, facts};
@@ -14,8 +16,6 @@ use crate::cloud::ec2::provider::tests::fake_ec2::{World, fresh, world};
 use crate::cloud::{
     Cloud, ClusterObserver, Instance, InstanceState, InstanceTagging, NodeClassCloud, Override, Untagged,
 };
-use crate::model::offering::CapacityType;
-use crate::model::time::UnixMillis;
 use crate::test_support::fake_aws;
 
 #[tokio::test]

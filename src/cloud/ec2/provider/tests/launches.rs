@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 
 use serde_json::json;
+use stowage_model::events;
+use stowage_model::offering::CapacityType;
 
 use crate::cloud::ec2::launch::request::tests::{claim, class, request};
 use crate::cloud::ec2::node_class::subnets::Subnet;
@@ -10,8 +12,6 @@ use crate::cloud::ec2::provider::tests::fake_ec2::{
     failed_override, fresh, ids, inherited, inherited_member, launch_all, member, world,
 };
 use crate::cloud::{Cloud, InstanceState, LaunchError, Launched};
-use crate::model::events;
-use crate::model::offering::CapacityType;
 use crate::test_support::fake_aws;
 
 #[tokio::test]

@@ -8,9 +8,10 @@ mod recovery;
 
 use std::sync::Arc;
 
+use stowage_model::offering::CapacityType;
+
 use super::*;
 use crate::cloud::catalog::{SpotPricing, embedded};
-use crate::model::offering::CapacityType;
 
 const START: UnixMillis = UnixMillis(1_000_000);
 

@@ -1,12 +1,12 @@
 use std::cmp::Reverse;
 
 use fastrand::Rng;
+use stowage_model::units::MicroUsd;
 
 use super::*;
 use crate::decisions::disruption::consolidation::order::by_surplus;
 use crate::decisions::disruption::consolidation::rooms::Room;
 use crate::decisions::disruption::eviction_cost::EvictionUnits;
-use crate::model::units::MicroUsd;
 
 /// CPU and memory, in cores and GiB.
 type Size = [i64; 2];

@@ -1,7 +1,8 @@
 //! Policies of a NodePool beyond the objective: `Balanced`, spot to spot, and rows of replacements.
 
+use stowage_model::offering::{CapacityType, Catalog};
+
 use super::*;
-use crate::model::offering::{CapacityType, Catalog};
 
 fn policy(name: &str) -> Value {
     json!({"spec": {"disruption": {"consolidationPolicy": name}}})

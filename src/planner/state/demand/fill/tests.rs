@@ -1,10 +1,10 @@
 use serde_json::{Value, json};
 
-use crate::planner::groups::existing::HostState;
-use crate::planner::state::demand::pattern::Bin;
-use crate::planner::state::plan_state::PlanState;
+use crate::groups::existing::HostState;
+use crate::state::demand::pattern::Bin;
+use crate::state::plan_state::PlanState;
 use crate::test_support::plan_stages::{described, instance, item, pattern};
-use crate::test_support::planner::{HOST, World, affinity};
+use crate::test_support::{HOST, World, affinity};
 
 const GIB: i64 = 1 << 30;
 /// A CPU and a GiB are worth 1,000 each.

@@ -14,10 +14,10 @@ use std::sync::LazyLock;
 use k8s_openapi::api::core::v1::Taint;
 use mail_parser::{MessageParser, MimeHeaders};
 use serde_json::{Value, json};
+use stowage_model::offering::CapacityType;
 
 use super::*;
 use crate::cloud::kubelet_config::KubeletMap;
-use crate::model::offering::CapacityType;
 
 const SCRIPT: &str = "#!/bin/bash\necho \"a: b\"";
 const SHELL: &str = "text/x-shellscript";

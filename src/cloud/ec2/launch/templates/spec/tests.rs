@@ -1,5 +1,6 @@
+use stowage_api::node_class::BlockDevice;
+
 use super::*;
-use crate::api::node_class::BlockDevice;
 use crate::cloud::ec2::tags::{launch_tags, restricted_tag};
 use crate::test_support::fake_aws;
 

@@ -16,19 +16,35 @@
 //!
 //! Work grows with groups times offerings, not with pods times nodes.
 
-pub mod columns;
-pub mod groups;
-pub mod improve;
-pub mod input;
-pub mod output;
-pub mod pack;
-pub mod patterns;
-pub mod pricing;
-pub mod solve;
-pub mod state;
-
-pub use crate::planner::input::intern::PodError;
-pub use crate::planner::solve::{Effort, plan, plan_with};
-
+mod columns;
+mod groups;
+mod improve;
+mod input;
+mod output;
+mod pack;
+mod patterns;
+mod pricing;
+mod solve;
+mod state;
 #[cfg(test)]
-pub(crate) mod tests;
+mod test_support;
+#[cfg(test)]
+mod tests;
+
+pub use crate::columns::table::ColumnCache;
+pub use crate::input::default_spread::{DefaultSpread, Services};
+pub use crate::input::intern::{Interner, PodError};
+pub use crate::input::node::{NodeState, Tenure};
+pub use crate::input::pod::{Daemon, Labels, NodePods, PodEntry};
+pub use crate::input::pool::{Pool, PoolError};
+pub use crate::input::problem::Problem;
+pub use crate::input::settings::{MinValuesPolicy, NodeSizes, PlanSettings, PreferencePolicy};
+pub use crate::input::terms::selector;
+pub use crate::output::dependencies::dependent_parts;
+pub use crate::output::plan::{Choice, ExistingNodePlacement, Plan, PlannedNode, Unschedulable};
+pub use crate::solve::{Effort, plan, plan_with};
+
+/// Claims, volumes and storage classes, and what they allow.
+pub mod volumes {
+    pub use crate::input::volumes::objects::{Claim, StorageClass, Volume, Volumes, attach_limits};
+}

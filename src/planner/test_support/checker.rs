@@ -4,16 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::api::Requirement;
-use crate::model::labels::USD_PER_HOUR;
-use crate::model::offering::{OFFERING_LABELS, Offering};
-use crate::model::pod_class::{Namespaces, Selector};
-use crate::model::requirement::ValueSet;
-use crate::model::resources::Resources;
-use crate::planner::input::pod::{Labels, PodEntry};
-use crate::planner::input::pool::Pool;
-use crate::planner::input::problem::Problem;
-use crate::planner::output::plan::{Choice, Plan, PlannedNode};
+use stowage_api::Requirement;
+use stowage_model::labels::USD_PER_HOUR;
+use stowage_model::offering::{OFFERING_LABELS, Offering};
+use stowage_model::pod_class::{Namespaces, Selector};
+use stowage_model::requirement::ValueSet;
+use stowage_model::resources::Resources;
+
+use crate::input::pod::{Labels, PodEntry};
+use crate::input::pool::Pool;
+use crate::input::problem::Problem;
+use crate::output::plan::{Choice, Plan, PlannedNode};
 
 struct Place<'p> {
     labels: Labels,

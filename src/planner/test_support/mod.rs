@@ -1,21 +1,22 @@
 //! A problem of the planner under construction, on a small catalog, and what tests read from its plan.
 
 mod checker;
+pub(crate) mod plan_stages;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use stowage_model::offering::{CapacityType, Catalog, InstanceType, Offering};
+use stowage_model::resources::Resources;
+use stowage_model::units::{Bytes, MicroUsd, Millicores};
 
-use crate::model::offering::{CapacityType, Catalog, InstanceType, Offering};
-use crate::model::resources::Resources;
-use crate::model::units::{Bytes, MicroUsd, Millicores};
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::input::intern::Interner;
-use crate::planner::input::node::{NodeState, Tenure};
-use crate::planner::input::pool::Pool;
-use crate::planner::input::problem::Problem;
-use crate::planner::output::plan::Plan;
+use crate::columns::table::ColumnCache;
+use crate::input::intern::Interner;
+use crate::input::node::{NodeState, Tenure};
+use crate::input::pool::Pool;
+use crate::input::problem::Problem;
+use crate::output::plan::Plan;
 
 pub(crate) const ZONES: [&str; 3] = ["z-a", "z-b", "z-c"];
 
@@ -189,7 +190,7 @@ impl World {
 
 /// A plan with what can be proven of it.
 pub(crate) fn proven(problem: &Problem, cache: &ColumnCache) -> Plan {
-    let mut plan = crate::planner::plan(problem, cache);
+    let mut plan = crate::plan(problem, cache);
     plan.prove();
     plan
 }
@@ -271,7 +272,7 @@ pub(crate) fn lone(spec: &Value) -> World {
 }
 
 /// A pool of on-demand capacity, or of the given `capacity-types`, with the other members merged into it.
-pub(crate) fn read_pool(name: &str, extra: &Value) -> Result<Pool, crate::planner::input::pool::PoolError> {
+pub(crate) fn read_pool(name: &str, extra: &Value) -> Result<Pool, crate::input::pool::PoolError> {
     let on_demand = json!(["on-demand"]);
     let capacity_types = extra.get("capacity-types").unwrap_or(&on_demand);
     let mut requirements =

@@ -1,14 +1,15 @@
 //! A plan state for tests of single stages of the solver, and readable forms of its contents.
 
-use crate::model::offering::CapacityType;
-use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::table::ColumnCache;
-use crate::planner::pricing::subproblem::Subproblem;
-use crate::planner::state::demand::pattern::Pattern;
-use crate::planner::state::feedback::Feedback;
-use crate::planner::state::instance::Instance;
-use crate::planner::state::plan_state::{PlanState, PurchasedNode};
-use crate::test_support::planner::World;
+use stowage_model::offering::CapacityType;
+
+use crate::columns::bitset::Bits;
+use crate::columns::table::ColumnCache;
+use crate::pricing::subproblem::Subproblem;
+use crate::state::demand::pattern::Pattern;
+use crate::state::feedback::Feedback;
+use crate::state::instance::Instance;
+use crate::state::plan_state::{PlanState, PurchasedNode};
+use crate::test_support::World;
 
 pub(crate) fn instance(world: &World) -> Instance<'_> {
     Instance::new(&world.problem, &ColumnCache::default(), &Feedback::default())
