@@ -9,7 +9,7 @@ fn main() -> ExitCode {
     let cli = stowage::cli::Cli::parse();
     let mut out = std::io::stdout().lock();
     let result = stowage::cli::run(&cli, &mut out);
-    // A reader that went away (a closed pipe) is no failure of ours.
+    // A closed stdout pipe is not an error.
     let _ = out.flush();
     match result {
         Ok(code) => ExitCode::from(code),

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::go_duration::GoDuration;
+
 /// A text that is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is not a duration: write hours, minutes and seconds, as 720h, 30s or 1h30m{1}")]
@@ -24,37 +26,19 @@ impl fmt::Display for Hint {
     }
 }
 
-/// Longest duration that Karpenter can represent: 2^63 - 1 nanoseconds.
-const MAX_MILLIS: i64 = i64::MAX / 1_000_000;
-
-/// Parses a duration of hours, minutes and seconds in any order, such as `720h`, `30s` or `1h30m`; in milliseconds.
+/// Parses a duration of hours, minutes and seconds in any order, such as `720h`, `30s` or `1h30m`; in milliseconds. It is Go's notation
+/// without signs, fractions and shorter units.
 ///
 /// # Errors
 /// When `text` is not a duration, or longer than 292 years.
 pub fn parse(text: &str) -> Result<i64, ParseDurationError> {
     let error = |hint| ParseDurationError(text.to_owned(), hint);
-    let mut total = 0_i64;
-    let mut rest = text;
-    while !rest.is_empty() {
-        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-        let (number, tail) = rest.split_at(digits);
-        let unit = match tail.bytes().next() {
-            _ if digits == 0 => return Err(error(Hint::None)),
-            Some(b'h') => 3_600_000,
-            Some(b'm') => 60_000,
-            Some(b's') => 1_000,
-            _ => return Err(error(Hint::None)),
-        };
-        total = number
-            .parse::<i64>()
-            .ok()
-            .and_then(|number| number.checked_mul(unit))
-            .and_then(|millis| total.checked_add(millis))
-            .filter(|total| *total <= MAX_MILLIS)
-            .ok_or_else(|| error(Hint::TooLong))?;
-        rest = &tail[1..];
+    let is_unit = |c| matches!(c, 'h' | 'm' | 's');
+    let is_number = |number: &str| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    if !text.ends_with(is_unit) || !text.split_terminator(is_unit).all(is_number) {
+        return Err(error(Hint::None));
     }
-    if text.is_empty() { Err(error(Hint::None)) } else { Ok(total) }
+    text.parse::<GoDuration>().map(|duration| duration.nanoseconds() / 1_000_000).map_err(|_| error(Hint::TooLong))
 }
 
 /// Parses a duration, in milliseconds, or `Never`, which is `None`.

@@ -10,7 +10,7 @@ use serde::Deserialize;
 #[serde(try_from = "String")]
 pub struct GoDuration(i64);
 
-/// The text is no duration.
+/// The text is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a duration such as 30s, 1m30s or 1.5h")]
 pub struct GoDurationError(String);

@@ -17,7 +17,7 @@ use stowage_model::time::UnixMillis;
 pub struct Override {
     /// Instance type, as `m7g.large`.
     pub instance_type: String,
-    /// Zone name, as `us-east-1a`.
+    /// Zone name, such as `us-east-1a`.
     pub zone: String,
     pub capacity_type: CapacityType,
 }

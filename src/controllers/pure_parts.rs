@@ -1,6 +1,6 @@
-//! The pure parts of the loops, for the benchmark of the state (`benches/state.rs`): what a pass costs when nothing has to be written.
+//! The decisions of the loops, called as the loops call them, for the benchmark of the state (`benches/state.rs`): what a pass costs
+//! when nothing has to be written.
 
-use std::collections::HashMap;
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -10,13 +10,10 @@ use stowage_model::time::UnixMillis;
 use crate::controllers::condition_metrics;
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::node_pool::status::desired_status;
-use crate::decisions::disruption::blockers::budget_block;
-use crate::decisions::disruption::candidates::{allowances, candidates};
 use crate::decisions::disruption::marked::MarkedNodes;
-use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::{departure, emptiness};
 use crate::decisions::gauges::Gauges;
-use crate::decisions::lifecycle::drift::{DesiredState, check, comparable, live_claims};
+use crate::decisions::lifecycle::drift::{check, comparable, desired_states, live_claims};
 use crate::decisions::lifecycle::expiration::expired;
 use crate::decisions::lifecycle::queue::Queue;
 use crate::decisions::lifecycle::registration_health::RegistrationHealth;
@@ -121,22 +118,15 @@ impl PureParts {
             }
             "disruption" => {
                 let facts = self.derived.facts(state, pools);
-                let allowances = allowances(state, DisruptionReason::Empty, now);
-                let is_blocked = |node: &str| budget_block(state, node).is_some();
-                let chosen = emptiness::choose(&candidates(state, &holds, &facts), &allowances, is_blocked, now);
+                let chosen = emptiness::removable(state, &holds, &facts, now);
                 let steps = self.marked.empty_steps(state, &holds, now);
                 chosen.len() + steps.len() + self.marked.strays(state, now).len()
             }
             "drift" => {
-                let catalog = |pool: &str| pools.iter().find(|ready| ready.pool.name_any() == pool);
-                let desired: HashMap<String, DesiredState> = comparable(state, None)
-                    .into_iter()
-                    .filter_map(|(pool, class)| {
-                        let name = pool.name_any();
-                        let catalog = Arc::clone(&catalog(&name)?.catalog);
-                        Some((name, DesiredState::new(pool, class, &catalog)?))
-                    })
-                    .collect();
+                let ready = |pool: &str| pools.iter().find(|ready| ready.pool.name_any() == pool);
+                let desired = desired_states(comparable(state, None), |pool, _| {
+                    Some(Arc::clone(&ready(&pool.name_any())?.catalog))
+                });
                 let claims = live_claims(state);
                 for claim in &claims {
                     black_box(check(claim, &desired, now));

@@ -6,16 +6,16 @@ use crate::time::UnixMillis;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Instance {
-    /// As `i-0123456789abcdef0`.
+    /// Such as `i-0123456789abcdef0`.
     pub id: String,
-    /// As `aws:///us-east-1a/i-0123456789abcdef0`.
+    /// Such as `aws:///us-east-1a/i-0123456789abcdef0`.
     pub provider_id: String,
     /// The idempotency token of its launch, or the id of the launch group it was launched for.
     pub client_token: String,
     /// NodeClaim it was launched for (a tag).
     pub node_claim: String,
     pub instance_type: String,
-    /// Zone name, as `us-east-1a`.
+    /// Zone name, such as `us-east-1a`.
     pub zone: String,
     pub capacity_type: CapacityType,
     /// Capacity reservation it was launched into.

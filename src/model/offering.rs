@@ -109,7 +109,7 @@ pub struct InstanceType {
     pub capacity: Resources,
     /// Capacity less kube-reserved, system-reserved and the eviction threshold.
     pub allocatable: Resources,
-    /// Attachment limits by CSI driver; no entry is no limit.
+    /// Attachment limits by CSI driver; a driver without an entry has no limit.
     pub volume_limits: BTreeMap<Arc<str>, i64>,
     /// Offerings, by zone then capacity type.
     pub offerings: Vec<Offering>,

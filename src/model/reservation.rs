@@ -36,7 +36,7 @@ impl ReservationKind {
 /// A reservation, as in the labels of its nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservedIn {
-    /// As `cr-0123456789abcdef0`.
+    /// Such as `cr-0123456789abcdef0`.
     pub id: String,
     pub kind: ReservationKind,
 }

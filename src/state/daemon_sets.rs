@@ -101,7 +101,7 @@ impl DaemonSets {
         self.revision
     }
 
-    /// Applies a DaemonSet. Its status, which changes with each of its pods, is no change of it. `pods_of` returns the pods whose controller has a
+    /// Applies a DaemonSet. Its status, which changes with each of its pods, does not count as a change. `pods_of` returns the pods whose controller has a
     /// UID.
     pub fn apply<'p, P: Iterator<Item = &'p PodEntry>>(
         &mut self,

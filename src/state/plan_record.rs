@@ -95,7 +95,7 @@ pub struct PlanRecord {
     pub pods: Vec<String>,
     /// Owner by pod, for pods displaced from another node.
     pub owners: BTreeMap<String, Owner>,
-    /// End of the holds that have no later end of their own; the epoch when absent or unreadable, so that an unbounded hold is no hold.
+    /// End of the holds that have no later end of their own; the epoch when absent or unreadable, so that an unbounded hold counts as none.
     pub hold_until: UnixMillis,
 }
 

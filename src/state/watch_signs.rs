@@ -9,7 +9,7 @@ use stowage_model::time::UnixMillis;
 
 use crate::state::kinds::{KINDS, SERVICES};
 
-/// A table that is older restrains nobody, and is no basis for removing anything.
+/// A table that is older restrains nobody, and is not a basis for removing anything.
 pub const MAX_AGE: Duration = Duration::from_mins(1);
 
 /// The signs of every watched kind.
@@ -48,7 +48,7 @@ pub struct Stale {
 }
 
 impl WatchSigns {
-    /// Records an event or a bookmark of a kind that was listed. Before, and of another resource, it is no sign.
+    /// Records an event or a bookmark of a kind that was listed. Before, and of another resource, it is not a sign.
     pub fn record(&self, kind: &str, now: UnixMillis) {
         if let Some(sign) = self.kinds.get(kind) {
             let never = UnixMillis::MIN.0;

@@ -29,7 +29,7 @@ use crate::telemetry::Metrics;
 /// that kube-scheduler, the kubelets and the lease wait, too. Twice what a loop sends to pods at once, whose webhooks may be slow.
 pub(crate) const IN_FLIGHT: usize = 32;
 
-/// A response body of a client, as [`kube::client::ClientBuilder`] has it.
+/// The response body type of [`kube::client::ClientBuilder`].
 pub(crate) type DynBody = dyn HttpBody<Data = Bytes, Error = BoxError> + Send + Unpin;
 
 /// The layer.

@@ -160,9 +160,6 @@ pub struct ControllerArgs {
     /// Simulated EC2: file that keeps instances across restarts.
     #[arg(long, env = "STOWAGE_SIMULATED_STATE")]
     pub simulated_state: Option<PathBuf>,
-    /// Simulated EC2: script of faults and events (YAML).
-    #[arg(long, env = "STOWAGE_SIMULATED_SCRIPT")]
-    pub simulated_script: Option<PathBuf>,
     /// Simulated EC2: time from launch to a running kubelet, such as 30s or 20s-40s.
     #[arg(long, env = "STOWAGE_SIMULATED_BOOT_DELAY", default_value = "20s-40s", value_parser = parse_boot_delay)]
     pub simulated_boot_delay: BootDelay,

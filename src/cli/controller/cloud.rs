@@ -8,7 +8,7 @@ use crate::cli::controller::arguments::{CloudKind, ControllerArgs};
 use crate::cli::planning::MinValues;
 use crate::cloud::catalog::SpotPricing;
 use crate::cloud::ec2;
-use crate::cloud::simulated::{Script, SimulatedConfig, SimulatedEc2};
+use crate::cloud::simulated::{SimulatedConfig, SimulatedEc2};
 
 /// A cloud with parsed settings, not connected yet.
 pub(crate) enum Prepared {
@@ -29,21 +29,12 @@ pub(crate) fn cloud(args: &ControllerArgs) -> anyhow::Result<Prepared> {
 }
 
 fn simulated(args: &ControllerArgs) -> anyhow::Result<Arc<SimulatedEc2>> {
-    let script = match &args.simulated_script {
-        None => Script::default(),
-        Some(file) => {
-            let text = std::fs::read_to_string(file)
-                .with_context(|| format!("reading --simulated-script {}", file.display()))?;
-            Script::parse(&text).with_context(|| format!("--simulated-script {}", file.display()))?
-        }
-    };
     let config = SimulatedConfig {
         seed: args.simulated_seed,
         spot: SpotPricing::Synthetic { seed: args.simulated_seed },
         boot_delay: args.simulated_boot_delay,
         interruption_notice: args.simulated_interruption_notice,
         state_file: args.simulated_state.clone(),
-        script,
         node_class_cel: args.aws.node_class_cel(),
         ..SimulatedConfig::default()
     };

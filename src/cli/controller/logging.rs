@@ -49,7 +49,7 @@ impl LogControl {
         Self { setting, reload, last: Mutex::default() }
     }
 
-    /// Applies the level of the ConfigMap: `None`, and a value that is no level, select the level of the setting.
+    /// Applies the level of the ConfigMap: `None`, and a value that is not a level, select the level of the setting.
     pub(crate) fn apply(&self, value: Option<&str>) {
         let mut last = lock(&self.last);
         if last.as_deref() == value {

@@ -16,7 +16,7 @@ pub mod settings;
 pub use crate::cloud::catalog::embedded::embedded;
 pub use crate::cloud::catalog::evaluated::Trial;
 pub use crate::cloud::catalog::node::EBS_DRIVER;
-pub use crate::cloud::catalog::price::{SpotPricing, SpotRatio};
+pub use crate::cloud::catalog::price::SpotPricing;
 pub use crate::cloud::catalog::raw::{
     RawAccelerator, RawCatalog, RawGpu, RawInstanceType, RawNeuronDevice, architecture, parse,
 };

@@ -41,11 +41,11 @@ pub enum CatalogError {
 /// The instance types of a region as EC2 describes them, and the source of the numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RawCatalog {
-    /// Region, as `us-east-1`.
+    /// Region, such as `us-east-1`.
     pub region: String,
     /// Zones of the region.
     pub zones: Vec<String>,
-    /// Date of the prices, as `2026-07-06`.
+    /// Date of the prices, such as `2026-07-06`.
     pub prices_as_of: String,
     /// Kind of prices.
     pub price_note: String,
@@ -59,7 +59,7 @@ pub struct RawCatalog {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct RawInstanceType {
-    /// As `m7g.large`.
+    /// Such as `m7g.large`.
     pub name: String,
     /// Supported architectures by EC2's names (`x86_64`, `arm64`); the first one is used.
     pub arch: Vec<String>,
@@ -165,7 +165,7 @@ pub struct RawGpu {
 pub struct RawAccelerator {
     /// Model, as `Inferentia`.
     pub name: String,
-    /// As `AWS`.
+    /// Such as `AWS`.
     pub manufacturer: String,
     pub count: i64,
 }

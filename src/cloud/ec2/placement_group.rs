@@ -3,7 +3,7 @@
 /// The placement group that the nodes of a class are launched in.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PlacementGroup {
-    /// As `pg-0123456789abcdef0`.
+    /// Such as `pg-0123456789abcdef0`.
     pub id: String,
     /// `cluster`, `partition` or `spread`.
     pub strategy: String,

@@ -132,7 +132,7 @@ impl Expression {
     /// Evaluates the expression to a number, truncated to an integer.
     ///
     /// # Errors
-    /// The evaluation fails, or the result is no number.
+    /// The evaluation fails, or the result is not a number.
     pub fn number(&self, variables: &Variables<'_>) -> Result<i64, ExpressionError> {
         let mut context = Context::with_env(Arc::clone(&ENV));
         for (name, value) in [

@@ -24,7 +24,7 @@ pub struct Expressions {
 /// The properties of an instance type that expressions can use.
 #[derive(Clone, Copy, Debug)]
 pub struct InstanceTypeFacts<'a> {
-    /// As `m7g.large`.
+    /// Such as `m7g.large`.
     pub instance_type: &'a str,
     /// Default vCPUs.
     pub vcpus: i64,

@@ -84,7 +84,7 @@ impl Kubelet {
     /// Parses the interpreted members; all are absent where there is no configuration.
     ///
     /// # Errors
-    /// A member has a wrong type, or a grace period is no duration.
+    /// A member has a wrong type, or a grace period is not a duration.
     pub fn parse(map: Option<&KubeletMap>) -> Result<Self, KubeletError> {
         let Some(map) = map else {
             return Ok(Self::default());
@@ -102,7 +102,7 @@ impl Kubelet {
         }
     }
 
-    /// Whether any member is an expression: `maxPods` as text, or a reserved amount that is no quantity.
+    /// Whether any member is an expression: `maxPods` as text, or a reserved amount that is not a quantity.
     pub fn has_expressions(&self) -> bool {
         let reserved = [&self.kube_reserved, &self.system_reserved];
         matches!(self.max_pods, Some(MaxPods::Expression(_)))

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cloud::catalog::{RawCatalog, SpotPricing};
-use crate::cloud::simulated::script::Script;
 
 /// How long an instance takes from launch to a running kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,14 +37,12 @@ pub struct SimulatedConfig {
     pub visibility_timeout: Duration,
     /// The file that keeps instances across restarts; `None` keeps nothing.
     pub state_file: Option<PathBuf>,
-    /// Scripted faults.
-    pub script: Script,
     /// Whether kubelet configurations may contain CEL expressions (feature gate NodeClassCEL).
     pub node_class_cel: bool,
 }
 
 impl Default for SimulatedConfig {
-    /// The embedded catalog, synthetic spot prices, a boot within 20 to 40 s, a warning of two minutes, no script.
+    /// The embedded catalog, synthetic spot prices, a boot within 20 to 40 s, a warning of two minutes.
     fn default() -> Self {
         Self {
             seed: 1,
@@ -58,7 +55,6 @@ impl Default for SimulatedConfig {
             poll: Duration::from_secs(1),
             visibility_timeout: Duration::from_secs(30),
             state_file: None,
-            script: Script::default(),
             node_class_cel: false,
         }
     }

@@ -1,18 +1,16 @@
 //! The simulated EC2 as a state machine: inputs are API calls and the time, outputs are responses and journal entries. No clock, no
 //! I/O.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use stowage_model::draw::draw_between;
+use stowage_model::offering::CapacityType;
 use stowage_model::time::UnixMillis;
 
 use crate::cloud::simulated::config::Timings;
+use crate::cloud::simulated::instance_event::InstanceEvent;
 use crate::cloud::simulated::new_instance::NewInstance;
 use crate::cloud::simulated::node_steps::{NodeAction, next_step};
-use crate::cloud::simulated::script::{Action, Event, InstanceEvent, Script, Trigger};
-use crate::cloud::simulated::scripted_events;
-use crate::cloud::simulated::scripted_events::{active, interrupts_on_demand, matches_launch};
 use crate::cloud::simulated::spot_prices::SpotPriceModel;
 use crate::cloud::simulated::state::{EngineState, InstanceRecord, JournalEntry, NodeStep, QueuedMessage};
 use crate::cloud::{
@@ -29,28 +27,24 @@ const MAX_RECEIVED: usize = 10;
 pub struct Engine {
     seed: u64,
     timings: Timings,
-    script: Script,
     state: EngineState,
     /// Entries that are not in the journal yet.
     pending_entries: Vec<JournalEntry>,
-    /// Number of calls; input of the draw of scripted failures.
-    calls: u64,
     /// Received messages, and until when they are invisible.
     invisible: BTreeMap<String, UnixMillis>,
 }
 
 impl Engine {
     /// Starts a simulation, or resumes one from the state that a journal restored.
-    pub fn new(seed: u64, timings: Timings, script: Script, state: EngineState, now: UnixMillis) -> Self {
-        let mut engine =
-            Self { seed, timings, script, state, pending_entries: Vec::new(), calls: 0, invisible: BTreeMap::new() };
+    pub fn new(seed: u64, timings: Timings, state: EngineState, now: UnixMillis) -> Self {
+        let mut engine = Self { seed, timings, state, pending_entries: Vec::new(), invisible: BTreeMap::new() };
         if engine.state.started_at.is_none() {
             engine.record(JournalEntry::Started { at: now, launches: 0, messages: 0 });
         }
         engine
     }
 
-    /// When the simulation started: the origin of the script's times.
+    /// When the simulation started.
     pub fn started_at(&self) -> UnixMillis {
         self.state.started_at.unwrap_or_default()
     }
@@ -65,19 +59,8 @@ impl Engine {
         self.pending_entries.push(entry);
     }
 
-    /// Advances the simulation to a time: applies due events of the script, and drops expired instances and messages. Every API
-    /// call does this first.
+    /// Advances the simulation to a time: drops expired instances and messages. Every API call does this first.
     pub fn advance(&mut self, now: UnixMillis) {
-        for (index, event) in self.script.events.clone().iter().enumerate() {
-            if let Action::Instance(kind) = event.action {
-                let key = event.key(index);
-                let Some(targets) = scripted_events::targets(&key, event, kind, &self.state, now) else { continue };
-                self.record(JournalEntry::Fired { event: key, times: 1 });
-                for id in targets {
-                    self.apply_event(&id, kind, now);
-                }
-            }
-        }
         let expired = |record: &&InstanceRecord| {
             record.terminated_at.is_some_and(|at| at.is_older_than(DESCRIBED_AFTER_TERMINATION, now))
         };
@@ -107,7 +90,7 @@ impl Engine {
                 "no living simulated instance has the id or node name {id_or_node}"
             )));
         };
-        if interrupts_on_demand(kind, record) {
+        if kind == InstanceEvent::SpotInterruption && record.capacity_type != CapacityType::Spot {
             return Err(CloudError::Other(format!(
                 "{id_or_node} is on-demand, only spot instances are interrupted; use terminate"
             )));
@@ -149,11 +132,11 @@ impl Engine {
         }
     }
 
-    /// Launches one instance, as an `instant` CreateFleet: in the cheapest acceptable offering with capacity, on-demand or spot. A
-    /// repeated token returns the same instance, even if it is terminated.
+    /// Launches one instance, as an `instant` CreateFleet: in the cheapest acceptable offering, on-demand or spot. A repeated token
+    /// returns the same instance, even if it is terminated.
     ///
     /// # Errors
-    /// As scripted; [`LaunchError::InsufficientCapacity`] where no offering exists or has capacity.
+    /// [`LaunchError::InsufficientCapacity`] where no offering exists.
     pub fn launch(
         &mut self,
         request: &LaunchRequest,
@@ -161,11 +144,6 @@ impl Engine {
         now: UnixMillis,
     ) -> Result<Launched, LaunchError> {
         self.advance(now);
-        match self.scripted_failure(now, true) {
-            None => {}
-            Some(CloudError::Throttled) => return Err(LaunchError::Throttled),
-            Some(CloudError::Other(why) | CloudError::Refused(why)) => return Err(LaunchError::other(why)),
-        }
         let earlier = self.state.tokens.get(&request.client_token).and_then(|id| self.state.instances.get(id));
         if let Some(record) = earlier {
             return Ok(Launched { instance: record.describe(now), unavailable: Vec::new(), called_at: None });
@@ -173,113 +151,44 @@ impl Engine {
         if request.overrides.is_empty() {
             return Err(LaunchError::other("the launch request names no offering"));
         }
-        let (offering, unavailable) = self.choose_offering(request, prices, now);
+        let (offering, unavailable) = choose_offering(request, prices);
         let Some(offering) = offering else {
             return Err(LaunchError::InsufficientCapacity { unavailable });
         };
-        let boot = self.use_event(now, |event| {
-            matches!(event.action, Action::SlowBoot { .. } | Action::NeverBoot)
-                && matches_launch(event, &offering, request)
-        });
-        let devices = self.use_event(now, |event| {
-            matches!(event.action, Action::SlowDevicePlugin { .. }) && matches_launch(event, &offering, request)
-        });
-        let launch = NewInstance { number: self.state.launches + 1, request, offering: &offering, boot, devices };
+        let launch = NewInstance { number: self.state.launches + 1, request, offering };
         let record = launch.record(self.seed, &self.timings, self.started_at(), now);
         let instance = record.describe(now);
-        let fails = self.use_event(now, |event| {
-            event.action == Action::LaunchErrorAfterSuccess && matches_launch(event, &offering, request)
-        });
         self.record(JournalEntry::Launched(Box::new(record)));
-        if fails.is_some() {
-            return Err(LaunchError::other("the connection was lost before the response arrived (scripted)"));
-        }
         Ok(Launched { instance, unavailable, called_at: Some(now) })
     }
 
-    /// The cheapest offering with capacity, and the cheaper ones without capacity.
-    fn choose_offering(
-        &mut self,
-        request: &LaunchRequest,
-        prices: &SpotPriceModel,
-        now: UnixMillis,
-    ) -> (Option<Override>, Vec<Override>) {
-        let mut unavailable = Vec::new();
-        let mut priced = Vec::new();
-        for (position, offering) in request.overrides.iter().enumerate() {
-            match prices.price(offering, now) {
-                Some(price) => priced.push((price, position, offering)),
-                // EC2 responds "unsupported", which callers handle like missing capacity.
-                None => unavailable.push(offering.clone()),
-            }
-        }
-        priced.sort_by_key(|(price, position, _)| (*price, *position));
-        // One launch counts once against the event's limit, however many offerings it makes unavailable.
-        let next = self.state.launches + 1;
-        let shortages: Vec<(String, Event)> = active(&self.script, &self.state, now, next)
-            .filter(|(_, event)| event.action == Action::OutOfCapacity)
-            .map(|(key, event)| (key, event.clone()))
-            .collect();
-        let mut used = BTreeSet::new();
-        let mut chosen = None;
-        for (_, _, offering) in priced {
-            let Some((key, _)) = shortages.iter().find(|(_, event)| matches_launch(event, offering, request)) else {
-                chosen = Some(offering.clone());
-                break;
-            };
-            used.insert(key.clone());
-            unavailable.push(offering.clone());
-        }
-        for event in used {
-            self.record(JournalEntry::Fired { event, times: 1 });
-        }
-        (chosen, unavailable)
-    }
-
     /// Describes an instance; `None` where EC2 no longer describes it.
-    ///
-    /// # Errors
-    /// As scripted.
-    pub fn describe(&mut self, provider_id: &str, now: UnixMillis) -> Result<Option<Instance>, CloudError> {
-        self.call(now)?;
-        Ok(self.by_provider_id(provider_id).map(|record| record.describe(now)))
+    pub fn describe(&mut self, provider_id: &str, now: UnixMillis) -> Option<Instance> {
+        self.advance(now);
+        self.by_provider_id(provider_id).map(|record| record.describe(now))
     }
 
     /// Starts the termination of an instance; false where it is terminated or unknown. Idempotent.
-    ///
-    /// # Errors
-    /// Throttled or failed as scripted.
-    pub fn terminate(&mut self, provider_id: &str, now: UnixMillis) -> Result<bool, CloudError> {
-        self.call(now)?;
-        let Some(record) = self.by_provider_id(provider_id) else {
-            return Ok(false);
-        };
-        if record.state(now) == InstanceState::Terminated {
-            return Ok(false);
-        }
-        let id = record.id.clone();
+    pub fn terminate(&mut self, provider_id: &str, now: UnixMillis) -> bool {
+        self.advance(now);
+        let found = self.by_provider_id(provider_id).filter(|record| record.state(now) != InstanceState::Terminated);
+        let Some(id) = found.map(|record| record.id.clone()) else { return false };
         self.shut_down(&id, now);
-        Ok(true)
+        true
     }
 
     /// Every instance that is not terminated, in the order of launch.
-    ///
-    /// # Errors
-    /// Throttled or failed as scripted.
-    pub fn list(&mut self, now: UnixMillis) -> Result<Vec<Instance>, CloudError> {
-        self.call(now)?;
+    pub fn list(&mut self, now: UnixMillis) -> Vec<Instance> {
+        self.advance(now);
         let mut records: Vec<&InstanceRecord> =
             self.state.instances.values().filter(|record| record.state(now) != InstanceState::Terminated).collect();
         records.sort_by_key(|record| record.number);
-        Ok(records.into_iter().map(|record| record.describe(now)).collect())
+        records.into_iter().map(|record| record.describe(now)).collect()
     }
 
     /// Receives the visible messages, oldest first, at most ten, and makes them invisible for the visibility timeout.
-    ///
-    /// # Errors
-    /// Throttled or failed as scripted.
-    pub fn receive(&mut self, now: UnixMillis) -> Result<Vec<Message>, CloudError> {
-        self.call(now)?;
+    pub fn receive(&mut self, now: UnixMillis) -> Vec<Message> {
+        self.advance(now);
         self.invisible.retain(|_, until| *until > now);
         let visible = |message: &&QueuedMessage| message.sent_at <= now && !self.invisible.contains_key(&message.id);
         let mut due: Vec<&QueuedMessage> = self.state.queue.values().filter(visible).collect();
@@ -293,22 +202,18 @@ impl Engine {
             instance_id: message.instance_id.clone(),
             at: message.sent_at,
         };
-        Ok(due.into_iter().map(as_message).collect())
+        due.into_iter().map(as_message).collect()
     }
 
-    /// Deletes messages; an unknown one is no error.
-    ///
-    /// # Errors
-    /// Throttled or failed as scripted.
-    pub fn delete_messages(&mut self, receipts: &[String], now: UnixMillis) -> Result<(), CloudError> {
-        self.call(now)?;
+    /// Deletes messages; an unknown one is not an error.
+    pub fn delete_messages(&mut self, receipts: &[String], now: UnixMillis) {
+        self.advance(now);
         for receipt in receipts {
             self.invisible.remove(receipt);
             if self.state.queue.contains_key(receipt) {
                 self.record(JournalEntry::Deleted { id: receipt.to_owned() });
             }
         }
-        Ok(())
     }
 
     /// The due steps of Node objects, at most `limit`, in the order of launch, without the instances to skip. A step is returned until it
@@ -332,8 +237,7 @@ impl Engine {
     pub fn next_wake(&self, now: UnixMillis) -> Option<UnixMillis> {
         let steps = self.state.instances.values().filter_map(|record| next_step(record, now).map(|(at, _)| at));
         let messages = self.state.queue.values().map(|message| message.sent_at);
-        let events = scripted_events::due_times(&self.script, &self.state);
-        steps.chain(messages).chain(events).filter(|at| *at > now).min()
+        steps.chain(messages).filter(|at| *at > now).min()
     }
 
     /// An instance by its provider id, including the zone.
@@ -341,40 +245,18 @@ impl Engine {
         let id = provider_id.rsplit('/').next()?;
         self.state.instances.get(id).filter(|record| record.provider_id() == provider_id)
     }
+}
 
-    fn call(&mut self, now: UnixMillis) -> Result<(), CloudError> {
-        self.advance(now);
-        self.scripted_failure(now, false).map_or(Ok(()), Err)
-    }
-
-    /// The scripted failure of a call. Events of a numbered launch affect launches only.
-    fn scripted_failure(&mut self, now: UnixMillis, launch: bool) -> Option<CloudError> {
-        self.calls += 1;
-        let (start, call) = (self.started_at().0.to_string(), self.calls.to_string());
-        let drawn = draw_between(self.seed, &["call", &start, &call], 0, 999_999);
-        let applies = |event: &Event| {
-            let share = match event.action {
-                Action::Throttle { share_ppm } | Action::ServerError { share_ppm } => share_ppm,
-                _ => 0,
-            };
-            drawn < share && (launch || matches!(event.trigger, Trigger::At(_)))
-        };
-        match self.use_event(now, applies)? {
-            Action::Throttle { .. } => Some(CloudError::Throttled),
-            _ => Some(CloudError::Other("an internal error has occurred (scripted)".to_owned())),
-        }
-    }
-
-    /// The action of the first active event that applies; counts against its limit.
-    fn use_event(&mut self, now: UnixMillis, applies: impl Fn(&Event) -> bool) -> Option<Action> {
-        let next = self.state.launches + 1;
-        let (key, event) = active(&self.script, &self.state, now, next).find(|(_, event)| applies(event))?;
-        let (action, limited) = (event.action, event.count.is_some());
-        if limited {
-            self.record(JournalEntry::Fired { event: key, times: 1 });
-        }
-        Some(action)
-    }
+/// The cheapest offering of a request, and those that do not exist: EC2 responds "unsupported", which callers handle like missing
+/// capacity. Of equal prices, the first.
+fn choose_offering<'a>(request: &'a LaunchRequest, prices: &SpotPriceModel) -> (Option<&'a Override>, Vec<Override>) {
+    let (existing, unavailable): (Vec<_>, Vec<_>) = request
+        .overrides
+        .iter()
+        .map(|offering| (prices.price(offering), offering))
+        .partition(|(price, _)| price.is_some());
+    let cheapest = existing.into_iter().min_by_key(|(price, _)| *price).map(|(_, offering)| offering);
+    (cheapest, unavailable.into_iter().map(|(_, offering)| offering.clone()).collect())
 }
 
 #[cfg(test)]

@@ -32,9 +32,9 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::clock;
+use crate::cloud::simulated::instance_event::InstanceEvent;
 use crate::cloud::simulated::node_steps::NodeAction;
 use crate::cloud::simulated::provider::SimulatedEc2;
-use crate::cloud::simulated::script::InstanceEvent;
 use crate::cloud::simulated::state::{InstanceRecord, NodeStep};
 
 /// Annotation of the nodes that kwok manages.
@@ -148,7 +148,6 @@ impl SimulatedEc2 {
         let NodeAction { record, step } = action;
         let result = match step {
             NodeStep::Registered => self.register(&cluster.nodes, &record).await,
-            NodeStep::Devices => self.report_devices(&cluster.nodes, &record).await,
             NodeStep::Silenced => silence(&cluster, &record).await,
             NodeStep::Removed => remove(&cluster.nodes, &record).await,
         };
@@ -178,17 +177,6 @@ impl SimulatedEc2 {
             Err(error) => return Err(error.into()),
         }
         Ok(())
-    }
-
-    async fn report_devices(&self, nodes: &Api<Node>, record: &InstanceRecord) -> Result<(), StepError> {
-        let entry = self.instance_type_of(record)?;
-        let amounts = |resources: &Resources| -> BTreeMap<String, Quantity> {
-            resources.extended.iter().map(|(name, amount)| (name.to_string(), Quantity(amount.to_string()))).collect()
-        };
-        let status =
-            json!({"status": {"capacity": amounts(&entry.capacity), "allocatable": amounts(&entry.allocatable)}});
-        let patched = nodes.patch_status(&record.node_name(), &PatchParams::default(), &Patch::Merge(status)).await;
-        ignore_not_found(patched.map(drop))
     }
 
     /// Applies the event of a Node's annotation. Removes the annotation first, with optimistic locking, so that it applies once.
@@ -315,7 +303,6 @@ fn node_object(record: &InstanceRecord, instance_type: &InstanceType, now: Times
     if !taints.iter().any(|taint| taint.key == not_ready.key && taint.effect == not_ready.effect) {
         taints.push(not_ready);
     }
-    let devices = record.devices_at.is_none() || record.node.devices;
     let address = |kind: &str, address: &str| NodeAddress { type_: kind.to_owned(), address: address.to_owned() };
     let condition = |kind: &str, reason: &str, message: &str| NodeCondition {
         type_: kind.to_owned(),
@@ -339,8 +326,8 @@ fn node_object(record: &InstanceRecord, instance_type: &InstanceType, now: Times
                 address("InternalDNS", &name),
                 address("Hostname", &name),
             ]),
-            capacity: Some(quantities(&instance_type.capacity, devices)),
-            allocatable: Some(quantities(&instance_type.allocatable, devices)),
+            capacity: Some(quantities(&instance_type.capacity)),
+            allocatable: Some(quantities(&instance_type.allocatable)),
             conditions: Some(vec![
                 condition("Ready", "KubeletNotReady", "the simulated kubelet has just started"),
                 condition("MemoryPressure", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
@@ -366,7 +353,7 @@ fn node_object(record: &InstanceRecord, instance_type: &InstanceType, now: Times
 }
 
 /// Resources in the kubelet's notation: whole cores without a unit, memory in Ki.
-fn quantities(resources: &Resources, devices: bool) -> BTreeMap<String, Quantity> {
+fn quantities(resources: &Resources) -> BTreeMap<String, Quantity> {
     let bytes = |bytes: Bytes| match bytes.0 {
         bytes if bytes % 1024 == 0 => format!("{}Ki", bytes / 1024),
         bytes => bytes.to_string(),
@@ -377,9 +364,7 @@ fn quantities(resources: &Resources, devices: bool) -> BTreeMap<String, Quantity
         ("ephemeral-storage".to_owned(), Quantity(bytes(resources.ephemeral_storage))),
         ("pods".to_owned(), Quantity(resources.pods.to_string())),
     ]);
-    if devices {
-        out.extend(resources.extended.iter().map(|(name, amount)| (name.to_string(), Quantity(amount.to_string()))));
-    }
+    out.extend(resources.extended.iter().map(|(name, amount)| (name.to_string(), Quantity(amount.to_string()))));
     out
 }
 

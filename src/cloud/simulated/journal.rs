@@ -18,7 +18,7 @@ pub enum JournalError {
     /// Reading or writing failed.
     #[error("state file {}: {source}", .path.display())]
     Io { path: PathBuf, source: io::Error },
-    /// A line other than the last one is no entry.
+    /// A line other than the last one is not an entry.
     #[error("line {line} of state file {} is no journal entry ({source}); move the file away to begin afresh", .path.display())]
     Corrupt {
         path: PathBuf,

@@ -1,23 +1,20 @@
 //! Simulated EC2 inside the process, for tests and demos.
 //!
 //! - [`engine`] is the state machine, without clock and I/O; [`state`] its data, [`new_instance`] and [`node_steps`] its instances
-//!   and their Node objects, [`spot_prices`] its prices, [`script`] and [`scripted_events`] its faults.
+//!   and their Node objects, [`instance_event`] what happens to them, [`spot_prices`] its prices.
 //! - [`provider`] adds the clock, the locks and the state file ([`journal`]), and implements [`Cloud`](crate::cloud::Cloud).
 //! - [`fake_kubelet`] is the only module that calls Kubernetes: it acts as the kubelets and the cloud controller manager.
 
 pub mod config;
 pub mod engine;
 pub mod fake_kubelet;
+pub mod instance_event;
 pub mod journal;
 pub(crate) mod new_instance;
 pub mod node_steps;
 pub mod provider;
-pub mod script;
-pub mod script_parser;
-pub(crate) mod scripted_events;
 pub mod spot_prices;
 pub mod state;
 
 pub use crate::cloud::simulated::config::{BootDelay, SimulatedConfig};
 pub use crate::cloud::simulated::provider::SimulatedEc2;
-pub use crate::cloud::simulated::script::Script;

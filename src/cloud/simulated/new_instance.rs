@@ -7,7 +7,6 @@ use stowage_model::draw::{draw, draw_between};
 use stowage_model::time::UnixMillis;
 
 use crate::cloud::simulated::config::Timings;
-use crate::cloud::simulated::script::Action;
 use crate::cloud::simulated::state::{InstanceRecord, NodeProgress};
 use crate::cloud::{LaunchRequest, Override};
 
@@ -20,10 +19,6 @@ pub(crate) struct NewInstance<'a> {
     pub(crate) number: u64,
     pub(crate) request: &'a LaunchRequest,
     pub(crate) offering: &'a Override,
-    /// [`Action::SlowBoot`] or [`Action::NeverBoot`]; `None` for a boot time within the bounds.
-    pub(crate) boot: Option<Action>,
-    /// [`Action::SlowDevicePlugin`]; `None` where extended resources are reported with the Node.
-    pub(crate) devices: Option<Action>,
 }
 
 impl NewInstance<'_> {
@@ -36,19 +31,9 @@ impl NewInstance<'_> {
         now: UnixMillis,
     ) -> InstanceRecord {
         let (start, count) = (started_at.0.to_string(), self.number.to_string());
-        let boot_at = match self.boot {
-            Some(Action::NeverBoot) => None,
-            Some(Action::SlowBoot { delay }) => Some(now + delay),
-            _ => {
-                let (shortest, longest) = timings.boot;
-                let delay = draw_between(seed, &["boot", &start, &count], millis(shortest), millis(longest));
-                Some(now + Duration::from_millis(u64::try_from(delay).unwrap_or(0)))
-            }
-        };
-        let devices_at = match (self.devices, boot_at) {
-            (Some(Action::SlowDevicePlugin { delay }), Some(boot)) => Some(boot + delay),
-            _ => None,
-        };
+        let (shortest, longest) = timings.boot;
+        let delay = draw_between(seed, &["boot", &start, &count], millis(shortest), millis(longest));
+        let boot_at = now + Duration::from_millis(u64::try_from(delay).unwrap_or(0));
         let high = draw(seed, &["instance", &start, &count]);
         let low = draw(seed, &["instance", &start, &count, "low"]) & 0xf;
         let (request, offering) = (self.request, self.offering);
@@ -69,7 +54,6 @@ impl NewInstance<'_> {
             launched_at: now,
             running_at: now + timings.pending,
             boot_at,
-            devices_at,
             shutdown_at: None,
             terminated_at: None,
             node: NodeProgress::default(),

@@ -1,4 +1,4 @@
-//! Steps of an instance's Node object: registration at boot, device report, end of heartbeats at shutdown, deletion after the
+//! Steps of an instance's Node object: registration at boot, end of heartbeats at shutdown, deletion after the
 //! termination.
 
 use stowage_model::time::UnixMillis;
@@ -20,7 +20,7 @@ pub(crate) fn next_step(record: &InstanceRecord, now: UnixMillis) -> Option<(Uni
         return None;
     }
     if !node.registered {
-        let boot = record.boot_at?;
+        let boot = record.boot_at;
         // An instance that shuts down or panics before it boots never gets a Node.
         if node.panicked || record.shutdown_at.is_some_and(|end| end <= boot) {
             return None;
@@ -37,7 +37,5 @@ pub(crate) fn next_step(record: &InstanceRecord, now: UnixMillis) -> Option<(Uni
         return Some((terminated, NodeStep::Removed));
     }
     let silent_from = if node.panicked { Some(UnixMillis::MIN) } else { record.shutdown_at };
-    let silence = silent_from.filter(|_| !node.silenced).map(|at| (at, NodeStep::Silenced));
-    let devices = record.devices_at.filter(|_| !node.devices && !node.silenced).map(|at| (at, NodeStep::Devices));
-    [silence, devices].into_iter().flatten().min_by_key(|(at, _)| *at)
+    silent_from.filter(|_| !node.silenced).map(|at| (at, NodeStep::Silenced))
 }

@@ -20,9 +20,9 @@ use crate::cloud::catalog::{NodeSettings, embedded};
 use crate::cloud::launch::launchable;
 use crate::cloud::simulated::config::{BootDelay, SimulatedConfig, Timings};
 use crate::cloud::simulated::engine::Engine;
+use crate::cloud::simulated::instance_event::InstanceEvent;
 use crate::cloud::simulated::journal::{Journal, JournalError};
 use crate::cloud::simulated::node_steps::NodeAction;
-use crate::cloud::simulated::script::InstanceEvent;
 use crate::cloud::simulated::spot_prices::SpotPriceModel;
 use crate::cloud::simulated::state::{EngineState, NodeStep};
 use crate::cloud::{
@@ -119,8 +119,7 @@ impl SimulatedEc2 {
             // As the interruption queue of Karpenter's CloudFormation template.
             retention: Duration::from_mins(5),
         };
-        let mut engine = Engine::new(config.seed, timings, config.script.clone(), state, (self.clock)());
-        lock(&self.prices).set_price_changes(&config.script.events, engine.started_at());
+        let mut engine = Engine::new(config.seed, timings, state, (self.clock)());
         let mut journal = journal;
         if let Some(journal) = &mut journal {
             journal.append(&engine.take_pending_entries())?;
@@ -152,8 +151,8 @@ impl SimulatedEc2 {
     }
 
     /// As [`SimulatedEc2::step`], for API calls.
-    fn call<T>(&self, step: impl FnOnce(&mut Engine, UnixMillis) -> Result<T, CloudError>) -> Result<T, CloudError> {
-        self.step(step).map_err(|error| CloudError::Other(error.to_string()))?
+    fn call<T>(&self, step: impl FnOnce(&mut Engine, UnixMillis) -> T) -> Result<T, CloudError> {
+        self.step(step).map_err(|error| CloudError::Other(error.to_string()))
     }
 
     /// Applies an event to an instance, selected by its id or node name. With kubectl, use the annotation
@@ -162,7 +161,7 @@ impl SimulatedEc2 {
     /// # Errors
     /// There is no such running instance, or a spot interruption is requested for an on-demand one.
     pub fn trigger(&self, id_or_node: &str, event: InstanceEvent) -> Result<(), CloudError> {
-        self.call(|engine, now| engine.trigger(id_or_node, event, now))
+        self.call(|engine, now| engine.trigger(id_or_node, event, now))?
     }
 
     /// The due steps of Node objects, at most `limit`, without the instances to skip.

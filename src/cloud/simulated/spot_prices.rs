@@ -1,5 +1,5 @@
-//! Prices of the simulated region and the catalogs built from them: list prices, scripted price changes, and offerings without
-//! capacity. Time is an argument.
+//! Prices of the simulated region and the catalogs built from them, without the offerings that are marked as unavailable. Time is an
+//! argument.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,20 +10,10 @@ use stowage_model::time::UnixMillis;
 use stowage_model::units::MicroUsd;
 
 use crate::cloud::Override;
-use crate::cloud::catalog::{NodeSettings, RawCatalog, SpotPricing, SpotRatio};
-use crate::cloud::simulated::script::{Action, Event, Selector, Trigger};
+use crate::cloud::catalog::{NodeSettings, RawCatalog, SpotPricing};
 
 /// How long an offering is unavailable after a failed launch, as in Karpenter.
 pub const UNAVAILABLE_TTL: Duration = Duration::from_mins(3);
-
-/// A scripted multiplication of prices.
-#[derive(Clone, Debug)]
-struct PriceChange {
-    from: UnixMillis,
-    until: UnixMillis,
-    selector: Selector,
-    factor: SpotRatio,
-}
 
 #[derive(Debug)]
 struct CachedCatalog {
@@ -36,7 +26,6 @@ struct CachedCatalog {
 pub struct SpotPriceModel {
     raw: Arc<RawCatalog>,
     spot: SpotPricing,
-    changes: Vec<PriceChange>,
     /// Expiry by instance type, zone and capacity type.
     unavailable: BTreeMap<(String, String, CapacityType), UnixMillis>,
     /// Catalogs with list prices.
@@ -45,31 +34,8 @@ pub struct SpotPriceModel {
 }
 
 impl SpotPriceModel {
-    /// List prices without changes.
     pub fn new(raw: Arc<RawCatalog>, spot: SpotPricing) -> Self {
-        Self {
-            raw,
-            spot,
-            changes: Vec::new(),
-            unavailable: BTreeMap::new(),
-            base: BTreeMap::new(),
-            cache: BTreeMap::new(),
-        }
-    }
-
-    /// Sets the price changes of a script whose simulation starts at `started_at`.
-    pub fn set_price_changes(&mut self, events: &[Event], started_at: UnixMillis) {
-        let as_change = |event: &Event| match (event.trigger, event.action) {
-            (Trigger::At(at), Action::Price { factor_ppm }) => {
-                let from = started_at + at;
-                let until = event.lasts.map_or(UnixMillis::MAX, |lasts| from + lasts);
-                let factor = SpotRatio::from_parts_per_million(factor_ppm);
-                Some(PriceChange { from, until, selector: event.selector.clone(), factor })
-            }
-            _ => None,
-        };
-        self.changes = events.iter().filter_map(as_change).collect();
-        self.cache.clear();
+        Self { raw, spot, unavailable: BTreeMap::new(), base: BTreeMap::new(), cache: BTreeMap::new() }
     }
 
     /// The catalog with list prices.
@@ -77,25 +43,10 @@ impl SpotPriceModel {
         &self.raw
     }
 
-    /// The price of an offering at a time; `None` where it is not offered.
-    pub fn price(&self, offering: &Override, now: UnixMillis) -> Option<MicroUsd> {
+    /// The price of an offering; `None` where it is not offered.
+    pub fn price(&self, offering: &Override) -> Option<MicroUsd> {
         let entry = self.raw.instance_type(&offering.instance_type)?;
-        let listed = entry.price(&offering.zone, offering.capacity_type, self.spot)?;
-        Some(self.changed(&offering.instance_type, &offering.zone, offering.capacity_type, listed, now))
-    }
-
-    fn changed(
-        &self,
-        name: &str,
-        zone: &str,
-        capacity_type: CapacityType,
-        listed: MicroUsd,
-        now: UnixMillis,
-    ) -> MicroUsd {
-        let active = self.changes.iter().filter(|change| {
-            (change.from..change.until).contains(&now) && change.selector.matches_offering(name, zone, capacity_type)
-        });
-        active.fold(listed, |price, change| change.factor.of(price))
+        entry.price(&offering.zone, offering.capacity_type, self.spot)
     }
 
     /// Marks an offering as unavailable; marking it again restarts the period.
@@ -117,32 +68,28 @@ impl SpotPriceModel {
         let base = Arc::clone(base);
         let differs = |entry: &InstanceType| {
             let from = (entry.name.to_string(), String::new(), CapacityType::Reserved);
-            let unavailable = self.unavailable.range(from..).next().is_some_and(|(key, _)| key.0 == *entry.name);
-            unavailable || self.changes.iter().any(|change| (change.from..change.until).contains(&now))
+            self.unavailable.range(from..).next().is_some_and(|(key, _)| key.0 == *entry.name)
         };
         let catalog = if base.instance_types.iter().any(|entry| differs(entry)) {
             let instance_types = base
                 .instance_types
                 .iter()
-                .map(|entry| if differs(entry) { self.current(entry, now) } else { Arc::clone(entry) });
+                .map(|entry| if differs(entry) { self.current(entry) } else { Arc::clone(entry) });
             Arc::new(Catalog { region: base.region.clone(), instance_types: instance_types.collect() })
         } else {
             base
         };
-        let edges = self.changes.iter().flat_map(|change| [change.from, change.until]);
-        let expiries = self.unavailable.values().copied();
-        let expires_at = edges.chain(expiries).filter(|edge| *edge > now).min().unwrap_or(UnixMillis::MAX);
+        let expires_at = self.unavailable.values().copied().min().unwrap_or(UnixMillis::MAX);
         self.cache.insert(settings.clone(), CachedCatalog { expires_at, catalog: Arc::clone(&catalog) });
         catalog
     }
 
-    /// The instance type with its current prices and availability.
-    fn current(&self, entry: &Arc<InstanceType>, now: UnixMillis) -> Arc<InstanceType> {
+    /// The instance type with its current availability.
+    fn current(&self, entry: &Arc<InstanceType>) -> Arc<InstanceType> {
         let mut copy = InstanceType::clone(entry);
         for offering in &mut copy.offerings {
             let key = (entry.name.to_string(), offering.zone.to_string(), offering.capacity_type);
             offering.available &= !self.unavailable.contains_key(&key);
-            offering.price = self.changed(&entry.name, &offering.zone, offering.capacity_type, offering.price, now);
         }
         if copy == **entry { Arc::clone(entry) } else { Arc::new(copy) }
     }
@@ -152,7 +99,6 @@ impl SpotPriceModel {
 mod tests {
     use super::*;
     use crate::cloud::catalog::embedded;
-    use crate::cloud::simulated::script::Script;
 
     fn prices() -> SpotPriceModel {
         SpotPriceModel::new(Arc::new(embedded().clone()), SpotPricing::ratio(0.5).unwrap())
@@ -193,27 +139,6 @@ mod tests {
     }
 
     #[test]
-    fn a_price_change_starts_and_ends_on_time() {
-        let mut prices = prices();
-        let script = "[{at: 10s, for: 20s, do: price, factor: 3, instanceType: m5.*, capacityType: spot}]";
-        prices.set_price_changes(&Script::parse(script).unwrap().events, UnixMillis(100_000));
-        let (spot, listed) = (
-            offering("m5.large", "us-east-1a", CapacityType::Spot),
-            offering("m5.large", "us-east-1a", CapacityType::OnDemand),
-        );
-        let other = offering("c5.large", "us-east-1a", CapacityType::Spot);
-        let settings = NodeSettings::default();
-        for (millis, expected) in [(109_999, 48_000), (110_000, 144_000), (129_999, 144_000), (130_000, 48_000)] {
-            let at = UnixMillis(millis);
-            assert_eq!(prices.price(&spot, at), Some(MicroUsd(expected)), "{at}");
-            let catalog = prices.catalog(&settings, at);
-            assert_eq!(seen(&catalog, &spot), (true, expected), "{at}");
-            assert_eq!(seen(&catalog, &listed), (true, 96_000), "{at}");
-            assert_eq!(seen(&catalog, &other), (true, 42_500), "{at}");
-        }
-    }
-
-    #[test]
     fn an_unknown_offering_has_no_price() {
         let prices = prices();
         for of in [
@@ -222,7 +147,7 @@ mod tests {
             offering("u-6tb1.112xlarge", "us-east-1a", CapacityType::Spot),
             offering("m5.large", "us-east-1a", CapacityType::Reserved),
         ] {
-            assert_eq!(prices.price(&of, UnixMillis(0)), None, "{of:?}");
+            assert_eq!(prices.price(&of), None, "{of:?}");
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::cloud::{Instance, InstanceState, MessageKind};
 pub struct InstanceRecord {
     /// Number of the launch in the simulation, from 1.
     pub number: u64,
-    /// As `i-0123456789abcdef0`.
+    /// Such as `i-0123456789abcdef0`.
     pub id: String,
     /// Idempotency token of the launch.
     pub client_token: String,
@@ -28,7 +28,7 @@ pub struct InstanceRecord {
     #[serde(with = "capacity_type")]
     pub capacity_type: CapacityType,
     pub image_id: String,
-    /// As `10.1.2.3`. The node name is derived from it.
+    /// Such as `10.1.2.3`. The node name is derived from it.
     pub private_ip: String,
     /// Labels its kubelet registers with.
     pub labels: BTreeMap<String, String>,
@@ -39,12 +39,9 @@ pub struct InstanceRecord {
     /// End of the pending state.
     #[serde(rename = "running_at_ms")]
     pub running_at: UnixMillis,
-    /// Start of the kubelet; `None` for never.
+    /// Start of the kubelet.
     #[serde(rename = "boot_at_ms")]
-    pub boot_at: Option<UnixMillis>,
-    /// When the device plugin reports extended resources; `None` where they are reported with the Node.
-    #[serde(rename = "devices_at_ms")]
-    pub devices_at: Option<UnixMillis>,
+    pub boot_at: UnixMillis,
     /// When it starts to shut down, once scheduled. May be in the future.
     #[serde(rename = "shutdown_at_ms")]
     pub shutdown_at: Option<UnixMillis>,
@@ -60,9 +57,7 @@ pub struct InstanceRecord {
 pub struct NodeProgress {
     /// The kubelet registered the Node.
     pub registered: bool,
-    /// The extended resources are reported.
-    pub devices: bool,
-    /// A scripted kernel panic stopped the kubelet.
+    /// A kernel panic stopped the kubelet.
     pub panicked: bool,
     /// The heartbeats are stopped.
     pub silenced: bool,
@@ -71,12 +66,12 @@ pub struct NodeProgress {
 }
 
 impl InstanceRecord {
-    /// As `ip-10-1-2-3.ec2.internal`, the name a node has in us-east-1.
+    /// Such as `ip-10-1-2-3.ec2.internal`, the name a node has in us-east-1.
     pub fn node_name(&self) -> String {
         format!("ip-{}.ec2.internal", self.private_ip.replace('.', "-"))
     }
 
-    /// As `aws:///us-east-1a/i-0123456789abcdef0`.
+    /// Such as `aws:///us-east-1a/i-0123456789abcdef0`.
     pub fn provider_id(&self) -> String {
         format!("aws:///{}/{}", self.zone, self.id)
     }
@@ -124,8 +119,6 @@ impl InstanceRecord {
 #[serde(rename_all = "kebab-case")]
 pub enum NodeStep {
     Registered,
-    /// Extended resources are reported.
-    Devices,
     /// Heartbeats are stopped.
     Silenced,
     /// The Node is deleted.
@@ -180,12 +173,6 @@ pub enum JournalEntry {
     Deleted {
         id: String,
     },
-    /// A scripted event was applied.
-    Fired {
-        /// Key of the event.
-        event: String,
-        times: u64,
-    },
     /// A terminated instance is no longer described.
     Forgotten {
         id: String,
@@ -206,8 +193,6 @@ pub struct EngineState {
     pub tokens: BTreeMap<String, String>,
     /// Messages by id.
     pub queue: BTreeMap<String, QueuedMessage>,
-    /// How often each scripted event was applied, by its key.
-    pub fired: BTreeMap<String, u64>,
 }
 
 impl EngineState {
@@ -241,7 +226,6 @@ impl EngineState {
                 if let Some(record) = self.instances.get_mut(id) {
                     match step {
                         NodeStep::Registered => record.node.registered = true,
-                        NodeStep::Devices => record.node.devices = true,
                         NodeStep::Silenced => record.node.silenced = true,
                         NodeStep::Removed => record.node.removed = true,
                     }
@@ -254,7 +238,6 @@ impl EngineState {
             JournalEntry::Deleted { id } => {
                 self.queue.remove(id);
             }
-            JournalEntry::Fired { event, times } => *self.fired.entry(event.clone()).or_default() += times,
             JournalEntry::Forgotten { id } => {
                 if let Some(record) = self.instances.remove(id) {
                     self.tokens.remove(&record.client_token);
@@ -273,7 +256,6 @@ impl EngineState {
         }
         out.extend(self.instances.values().map(|record| JournalEntry::Launched(Box::new(record.clone()))));
         out.extend(self.queue.values().map(|message| JournalEntry::Sent(message.clone())));
-        out.extend(self.fired.iter().map(|(event, times)| JournalEntry::Fired { event: event.clone(), times: *times }));
         out
     }
 }

@@ -1,67 +1,99 @@
-//! The document: a pure function of the snapshot, bounded in bytes.
+//! The document: what a replica believes, bounded in entries and bytes.
 
 use std::collections::BTreeMap;
-use std::collections::HashMap;
+use std::ops::Bound;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
 use serde::Serialize;
 use stowage_api::NodeClaim;
 use stowage_api::conditions;
+use stowage_model::pause::Pause;
+use stowage_model::pod_class::PodClass;
 use stowage_model::time::UnixMillis;
 
 use crate::cloud::offering_state::OfferingState;
-use crate::controllers::debug_state::snapshot::{Capped, LeaderCopy, Snapshot};
 use crate::decisions::disruption::mark::DisruptionMark;
+use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::last_decisions::{LastConsolidation, LastPlan};
 use crate::decisions::provisioning::quarantine::Cause;
+use crate::decisions::provisioning::unschedulable::in_turns;
+use crate::state::ClusterState;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
+use crate::state::pods::{PodRecord, Scheduling};
 use crate::sync::heartbeat::Turn;
 
+/// Maximum number of entries of each list.
+pub const MAX_ENTRIES: usize = 1_000;
+/// Maximum number of pods without a node that are examined for pending ones.
+const MAX_EXAMINED: usize = 10_000;
+/// The same of one namespace, so that none hides the others.
+const MAX_EXAMINED_PER_NAMESPACE: usize = 1_000;
 /// Maximum size of a document.
 pub const MAX_BYTES: usize = 4 << 20;
 /// Maximum length of a text, in characters: the longest name of a pod with its namespace fits.
 const MAX_TEXT: usize = 400;
 
 /// What a replica believes. Times are RFC 3339 in UTC, of the API server's clock; ages are whole seconds.
-#[derive(Debug, Serialize)]
-pub struct DebugState<'a> {
-    time: String,
-    version: &'a str,
-    leading: bool,
-    leading_since: Option<String>,
-    not_ready: &'a [&'static str],
+#[derive(Debug, Default, Serialize)]
+pub struct DebugState {
+    pub time: String,
+    pub version: &'static str,
+    pub leading: bool,
+    pub leading_since: Option<String>,
+    pub not_ready: Vec<&'static str>,
     /// `null` before the emergency stop was read.
-    paused: Option<&'static str>,
-    objects: HashMap<&'static str, usize>,
-    watches: Vec<Watch>,
-    loops: Vec<Loop>,
-    pending_pods: List<Pending<'a>>,
-    holds: Option<HoldList>,
-    nodeclaims_in_flight: List<InFlight>,
-    nodes_leaving: List<Leaving>,
+    pub paused: Option<&'static str>,
+    pub objects: BTreeMap<&'static str, usize>,
+    pub watches: Vec<Watch>,
+    pub loops: Vec<Loop>,
+    pub pending_pods: List<Pending>,
+    pub holds: Option<HoldList>,
+    pub nodeclaims_in_flight: List<InFlight>,
+    pub nodes_leaving: List<Leaving>,
     /// `null` on other replicas.
-    leader: Option<Leader>,
+    pub leader: Option<Leader>,
 }
 
 /// The first entries of a list.
 #[derive(Debug, Serialize)]
-struct List<T> {
-    items: Vec<T>,
+pub struct List<T> {
+    pub items: Vec<T>,
     /// Number of entries that are left out; of pending pods at most so many.
-    truncated: usize,
+    pub truncated: usize,
+}
+
+impl<T> Default for List<T> {
+    fn default() -> Self {
+        Self { items: Vec::new(), truncated: 0 }
+    }
+}
+
+impl<T> List<T> {
+    /// The first [`MAX_ENTRIES`] of `total` entries.
+    pub fn of(items: impl Iterator<Item = T>, total: usize) -> Self {
+        let items: Vec<T> = items.take(MAX_ENTRIES).collect();
+        let truncated = total.saturating_sub(items.len());
+        Self { items, truncated }
+    }
+
+    fn cut(&mut self, most: usize) {
+        self.truncated += self.items.len().saturating_sub(most);
+        self.items.truncate(most);
+    }
 }
 
 #[derive(Debug, Serialize)]
-struct Watch {
-    kind: &'static str,
-    age_seconds: u64,
-    lists: u64,
+pub struct Watch {
+    pub kind: &'static str,
+    pub age_seconds: u64,
+    pub lists: u64,
 }
 
 #[derive(Debug, Serialize)]
-struct Loop {
+pub struct Loop {
     name: &'static str,
     /// Time in the present turn without progress; zero between two turns.
     turn_seconds: u64,
@@ -70,33 +102,39 @@ struct Loop {
     completed_seconds_ago: Option<u64>,
 }
 
+/// A pod that the scheduler found no node for.
 #[derive(Debug, Serialize)]
-struct Pending<'a> {
-    pod: String,
-    since: String,
+pub struct Pending {
+    /// `namespace/name`.
+    pub pod: String,
+    pub since: String,
     /// The NodeClaim that holds room for it.
-    nodeclaim: Option<String>,
+    pub nodeclaim: Option<String>,
     /// Why it has none, as far as this replica knows.
-    reason: Option<Reason<'a>>,
+    pub reason: Option<Reason>,
+    #[serde(skip)]
+    pub key: String,
+    #[serde(skip)]
+    pub class: Option<Arc<PodClass>>,
 }
 
 #[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum Reason<'a> {
-    Quarantined { quarantined: &'a str },
-    Invalid { invalid: String },
-    LeftOut { left_out: String },
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    Quarantined(&'static str),
+    Invalid(String),
+    LeftOut(String),
 }
 
 #[derive(Debug, Serialize)]
-struct HoldList {
+pub struct HoldList {
     as_of: String,
     #[serde(flatten)]
     list: List<Hold>,
 }
 
 #[derive(Debug, Serialize)]
-struct Hold {
+pub struct Hold {
     nodeclaim: String,
     /// `null` until a displaced pod has a successor.
     pod: Option<String>,
@@ -106,7 +144,7 @@ struct Hold {
 }
 
 #[derive(Debug, Serialize)]
-struct InFlight {
+pub struct InFlight {
     nodeclaim: String,
     nodepool: Option<String>,
     age_seconds: u64,
@@ -118,7 +156,7 @@ struct InFlight {
 }
 
 #[derive(Debug, Serialize)]
-struct Leaving {
+pub struct Leaving {
     nodeclaim: String,
     node: Option<String>,
     /// `null` where the NodeClaim was deleted without a mark.
@@ -127,20 +165,20 @@ struct Leaving {
     deleting: bool,
 }
 
-#[derive(Debug, Serialize)]
-struct Leader {
-    last_plan: Option<PlanSummary>,
-    last_consolidation: Option<Consolidation>,
-    would_disrupt: List<WouldDisrupt>,
-    quarantined_pod_classes: List<QuarantinedClass>,
-    quarantined_supply: List<QuarantinedSource>,
-    caps: Vec<Cap>,
+#[derive(Debug, Default, Serialize)]
+pub struct Leader {
+    pub last_plan: Option<PlanSummary>,
+    pub last_consolidation: Option<Consolidation>,
+    pub would_disrupt: List<WouldDisrupt>,
+    pub quarantined_pod_classes: List<QuarantinedClass>,
+    pub quarantined_supply: List<QuarantinedSource>,
+    pub caps: Vec<Cap>,
     /// `null` with simulated EC2.
-    offerings: Option<Offerings>,
+    pub offerings: Option<Offerings>,
 }
 
 #[derive(Debug, Serialize)]
-struct PlanSummary {
+pub struct PlanSummary {
     at: String,
     milliseconds: u64,
     pods: usize,
@@ -150,7 +188,7 @@ struct PlanSummary {
 }
 
 #[derive(Debug, Serialize)]
-struct Consolidation {
+pub struct Consolidation {
     at: String,
     waits: bool,
     candidates: usize,
@@ -164,40 +202,40 @@ struct Consolidation {
 
 /// Disruption is only reported.
 #[derive(Debug, Serialize)]
-struct WouldDisrupt {
+pub struct WouldDisrupt {
     nodeclaim: String,
     reason: &'static str,
 }
 
 #[derive(Debug, Serialize)]
-struct QuarantinedClass {
+pub struct QuarantinedClass {
     namespace: String,
     cause: &'static str,
     until: String,
 }
 
 #[derive(Debug, Serialize)]
-struct QuarantinedSource {
+pub struct QuarantinedSource {
     kind: &'static str,
     name: String,
     until: String,
 }
 
 #[derive(Debug, Serialize)]
-struct Cap {
-    action: &'static str,
-    per_minute: usize,
-    left: usize,
+pub struct Cap {
+    pub action: &'static str,
+    pub per_minute: usize,
+    pub left: usize,
 }
 
 #[derive(Debug, Serialize)]
-struct Offerings {
+pub struct Offerings {
     data: Vec<OfferingData>,
     unavailable: List<Unavailable>,
 }
 
 #[derive(Debug, Serialize)]
-struct OfferingData {
+pub struct OfferingData {
     kind: String,
     source: &'static str,
     read_seconds_ago: Option<u64>,
@@ -205,59 +243,92 @@ struct OfferingData {
 }
 
 #[derive(Debug, Serialize)]
-struct Unavailable {
+pub struct Unavailable {
     what: String,
     until: String,
 }
 
-/// The document of a snapshot, in at most [`MAX_BYTES`]: with fewer entries of each list if need be.
-pub fn render(snapshot: &Snapshot) -> Vec<u8> {
-    for most in [1_000, 300, 100, 30] {
-        match serde_json::to_vec(&DebugState::of(snapshot, most)) {
-            Ok(document) if document.len() <= MAX_BYTES => return document,
-            _ => {}
+impl DebugState {
+    /// The document in at most [`MAX_BYTES`]: with fewer entries of each list if need be.
+    pub fn render(mut self) -> Vec<u8> {
+        for most in [MAX_ENTRIES, 300, 100, 30] {
+            self.cut(most);
+            match serde_json::to_vec(&self) {
+                Ok(document) if document.len() <= MAX_BYTES => return document,
+                _ => {}
+            }
+        }
+        self.cut(0);
+        // No map has keys that are not text, so that this is never an error.
+        serde_json::to_vec(&self).unwrap_or_default()
+    }
+
+    fn cut(&mut self, most: usize) {
+        self.pending_pods.cut(most);
+        self.nodeclaims_in_flight.cut(most);
+        self.nodes_leaving.cut(most);
+        if let Some(holds) = &mut self.holds {
+            holds.list.cut(most);
+        }
+        if let Some(leader) = &mut self.leader {
+            leader.would_disrupt.cut(most);
+            leader.quarantined_pod_classes.cut(most);
+            leader.quarantined_supply.cut(most);
+            if let Some(offerings) = &mut leader.offerings {
+                offerings.unavailable.cut(most);
+            }
         }
     }
-    // No map has keys that are not text, so that this is never an error.
-    serde_json::to_vec(&DebugState::of(snapshot, 0)).unwrap_or_default()
-}
 
-impl<'a> DebugState<'a> {
-    /// The state, with at most `most` entries of each list.
-    pub fn of(snapshot: &'a Snapshot, most: usize) -> Self {
-        let (now, cluster, process) = (snapshot.now, &snapshot.cluster, &snapshot.process);
+    /// Copies from the tables: the work is bounded, whatever their size.
+    pub fn of_tables(state: &ClusterState, now: UnixMillis) -> Self {
+        let leaving = &state.claim_index.leaving;
+        let flying = state.in_flight.iter().filter_map(|name| Some(InFlight::of(state.claims.get(name)?, now)));
+        let leaves = leaving.iter().filter_map(|name| {
+            let claim = state.claims.get(name)?;
+            Some(Leaving::of(claim, state.node_of(claim).map(|node| node.name_any()).as_deref()))
+        });
         Self {
             time: now.rfc3339(),
-            version: process.version,
-            leading: process.leading_since.is_some(),
-            leading_since: process.leading_since.map(UnixMillis::rfc3339),
-            not_ready: &process.not_ready,
-            paused: cluster.pause.map(stowage_model::pause::Pause::label),
-            objects: cluster.counts.iter().copied().collect(),
-            watches: snapshot
-                .watches
-                .iter()
-                .map(|(kind, age, lists)| Watch { kind, age_seconds: age.as_secs(), lists: *lists })
-                .collect(),
-            loops: process.turns.iter().map(Loop::of).collect(),
-            pending_pods: pending(snapshot, most),
-            holds: snapshot.holds.as_ref().map(|(at, holds)| HoldList { as_of: at.rfc3339(), list: held(holds, most) }),
-            nodeclaims_in_flight: list(&cluster.in_flight, most, |claim| InFlight::of(claim, now)),
-            nodes_leaving: list(&cluster.leaving, most, |(claim, node)| Leaving::of(claim, node.as_deref())),
-            leader: snapshot.leader.as_ref().map(|leader| Leader::of(leader, most, now)),
+            paused: state.pause.map(Pause::label),
+            objects: BTreeMap::from([
+                ("nodes", state.nodes.len()),
+                ("nodeclaims", state.claims.len()),
+                ("nodepools", state.pools.len()),
+                ("ec2nodeclasses", state.classes.len()),
+                ("pods", state.pods.len()),
+                ("pods_without_node", state.unbound.len()),
+            ]),
+            pending_pods: pending(state),
+            nodeclaims_in_flight: List::of(flying, state.in_flight.len()),
+            nodes_leaving: List::of(leaves, leaving.len()),
+            ..Self::default()
         }
     }
-}
 
-/// At most `most` entries of a list.
-fn list<T, U>(of: &Capped<T>, most: usize, entry: impl Fn(&T) -> U) -> List<U> {
-    let items: Vec<U> = of.items.iter().take(most).map(entry).collect();
-    List { truncated: of.truncated + of.items.len() - items.len(), items }
+    /// Adds the holds that were resolved last, and when.
+    pub fn add_holds(&mut self, at: UnixMillis, holds: &Holds) {
+        for pod in &mut self.pending_pods.items {
+            pod.nodeclaim = holds.by_pod.get(&pod.key).map(|claim| text(claim));
+        }
+        self.holds = Some(HoldList::of(at, holds));
+    }
+
+    /// Adds what the leader knows about pending pods: why each is left out of plans, in their order, and why it was left out of the last
+    /// plan.
+    pub fn add_reasons(&mut self, causes: &[Option<Cause>], last_plan: Option<&LastPlan>) {
+        let left_out: BTreeMap<&str, &str> =
+            last_plan.iter().flat_map(|plan| &plan.reasons).map(|(pod, reason)| (&**pod, reason.as_str())).collect();
+        for (index, pod) in self.pending_pods.items.iter_mut().enumerate().filter(|(_, pod)| pod.reason.is_none()) {
+            let cause = causes.get(index).copied().flatten().map(|cause| Reason::Quarantined(cause.as_str()));
+            pod.reason = cause.or_else(|| left_out.get(&*pod.key).map(|reason| Reason::LeftOut(text(reason))));
+        }
+    }
 }
 
 /// A text of bounded length without control characters, also none that change the direction of what follows or end a line: operators read
 /// it in a terminal.
-fn text(text: &str) -> String {
+pub fn text(text: &str) -> String {
     let is_control = |c: char| {
         c.is_control()
             || matches!(c, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -265,45 +336,57 @@ fn text(text: &str) -> String {
     text.chars().take(MAX_TEXT).map(|c| if is_control(c) { '\u{fffd}' } else { c }).collect()
 }
 
-fn pending(snapshot: &Snapshot, most: usize) -> List<Pending<'_>> {
-    let (leader, pending) = (snapshot.leader.as_ref(), &snapshot.cluster.pending);
-    let plan = leader.and_then(|leader| leader.last_plan.as_ref());
-    let left_out: HashMap<&str, &str> =
-        plan.iter().flat_map(|plan| &plan.reasons).map(|(pod, reason)| (&**pod, reason.as_str())).collect();
-    let holds = snapshot.holds.as_ref().map(|(_, holds)| holds);
-    let causes = leader.map_or(&[][..], |leader| &leader.causes);
-    let items = pending.items.iter().take(most).enumerate().map(|(index, pod)| {
-        let cause = causes.get(index).copied().flatten().map(Cause::as_str);
-        let reason = match (&pod.class, cause, left_out.get(&*pod.key)) {
-            (Err(error), ..) => Some(Reason::Invalid { invalid: text(error) }),
-            (_, Some(quarantined), _) => Some(Reason::Quarantined { quarantined }),
-            (.., Some(reason)) => Some(Reason::LeftOut { left_out: text(reason) }),
-            _ => None,
-        };
-        let nodeclaim = holds.and_then(|holds| holds.by_pod.get(&pod.key)).map(|claim| text(claim));
-        Pending { pod: text(&pod.key), since: pod.since.rfc3339(), nodeclaim, reason }
-    });
-    let items: Vec<_> = items.collect();
-    List { truncated: pending.truncated + pending.items.len() - items.len(), items }
+/// Pending pods, namespaces in turns, among the first pods without a node of each namespace. Those that are not examined count as left
+/// out.
+fn pending(state: &ClusterState) -> List<Pending> {
+    let mut found: BTreeMap<&str, Vec<(&PodRecord, UnixMillis)>> = BTreeMap::new();
+    let (mut examined, mut next) = (0, state.unbound.iter().next());
+    while let Some((namespace, _)) = next.filter(|_| examined < MAX_EXAMINED).and_then(|key| key.split_once('/')) {
+        // The character after the slash: the keys of a namespace are next to each other.
+        let end = format!("{namespace}0");
+        let most = MAX_EXAMINED_PER_NAMESPACE.min(MAX_EXAMINED - examined);
+        let first = format!("{namespace}/");
+        let keys = state.unbound.range::<str, _>((Bound::Included(&*first), Bound::Excluded(&*end))).take(most);
+        for pod in
+            keys.inspect(|_| examined += 1).filter_map(|key| state.pods.get(key)).filter(|pod| pod.unschedulable())
+        {
+            if let Scheduling::Unschedulable { since, .. } = pod.scheduling {
+                found.entry(&pod.namespace).or_default().push((pod, since));
+            }
+        }
+        next = state.unbound.range::<str, _>((Bound::Included(&*end), Bound::Unbounded)).next();
+    }
+    let total = found.values().map(Vec::len).sum::<usize>() + state.unbound.len().saturating_sub(examined);
+    List::of(in_turns(found, MAX_ENTRIES).into_iter().map(|(pod, since)| Pending::of(pod, since)), total)
 }
 
-fn held(holds: &Holds, most: usize) -> List<Hold> {
-    let total: usize = holds.by_claim.values().map(Vec::len).sum();
-    let all = holds.by_claim.iter().flat_map(|(claim, holds)| holds.iter().map(move |hold| (claim, hold)));
-    let items: Vec<Hold> = all
-        .take(most)
-        .map(|(claim, hold)| Hold {
+impl Pending {
+    fn of(pod: &PodRecord, since: UnixMillis) -> Self {
+        let (class, reason) = match &pod.entry {
+            Ok(entry) => (Some(Arc::clone(&entry.class)), None),
+            Err(error) => (None, Some(Reason::Invalid(text(error)))),
+        };
+        let key = pod.key();
+        Self { pod: text(&key), since: since.rfc3339(), nodeclaim: None, reason, key, class }
+    }
+}
+
+impl HoldList {
+    fn of(at: UnixMillis, holds: &Holds) -> Self {
+        let total: usize = holds.by_claim.values().map(Vec::len).sum();
+        let all = holds.by_claim.iter().flat_map(|(claim, holds)| holds.iter().map(move |hold| (claim, hold)));
+        let entries = all.map(|(claim, hold)| Hold {
             nodeclaim: text(claim),
             pod: hold.pod.as_deref().map(text),
             planned_pod: text(&hold.original),
             expires_at: hold.expires_at.rfc3339(),
-        })
-        .collect();
-    List { truncated: total - items.len(), items }
+        });
+        Self { as_of: at.rfc3339(), list: List::of(entries, total) }
+    }
 }
 
 impl Loop {
-    fn of(turn: &Turn) -> Self {
+    pub fn of(turn: &Turn) -> Self {
         Self {
             name: turn.name,
             turn_seconds: turn.age.as_secs(),
@@ -343,45 +426,15 @@ impl Leaving {
     }
 }
 
-impl Leader {
-    fn of(leader: &LeaderCopy, most: usize, now: UnixMillis) -> Self {
-        let cap = |(action, per_minute, left): &(&'static str, usize, usize)| Cap {
-            action,
-            per_minute: *per_minute,
-            left: *left,
-        };
-        Self {
-            last_plan: leader.last_plan.as_deref().map(PlanSummary::of),
-            last_consolidation: leader.last_consolidation.as_ref().map(Consolidation::of),
-            would_disrupt: list(&leader.reported, most, |(claim, reason)| WouldDisrupt {
-                nodeclaim: text(claim),
-                reason: reason.as_str(),
-            }),
-            quarantined_pod_classes: list(&leader.pods_left_out, most, |(namespace, cause, until)| QuarantinedClass {
-                namespace: text(namespace),
-                cause: cause.as_str(),
-                until: until.rfc3339(),
-            }),
-            quarantined_supply: list(&leader.supply_left_out, most, |(kind, name, until)| QuarantinedSource {
-                kind,
-                name: text(name),
-                until: until.rfc3339(),
-            }),
-            caps: leader.caps.iter().map(cap).collect(),
-            offerings: leader.offerings.as_ref().map(|offerings| Offerings::of(offerings, most, now)),
-        }
-    }
-}
-
 impl PlanSummary {
-    fn of(plan: &LastPlan) -> Self {
+    pub fn of(plan: &LastPlan) -> Self {
         let LastPlan { at, took, pods, new_nodes, on_existing, left_out, .. } = *plan;
         Self { at: at.rfc3339(), milliseconds: millis(took), pods, new_nodes, on_existing, left_out }
     }
 }
 
 impl Consolidation {
-    fn of(last: &LastConsolidation) -> Self {
+    pub fn of(last: &LastConsolidation) -> Self {
         Self {
             at: last.at.rfc3339(),
             waits: last.waits,
@@ -396,22 +449,35 @@ impl Consolidation {
     }
 }
 
+impl WouldDisrupt {
+    pub fn of(claim: &str, reason: DisruptionReason) -> Self {
+        Self { nodeclaim: text(claim), reason: reason.as_str() }
+    }
+}
+
+impl QuarantinedClass {
+    pub fn of(namespace: &str, cause: Cause, until: UnixMillis) -> Self {
+        Self { namespace: text(namespace), cause: cause.as_str(), until: until.rfc3339() }
+    }
+}
+
+impl QuarantinedSource {
+    pub fn of(kind: &'static str, name: &str, until: UnixMillis) -> Self {
+        Self { kind, name: text(name), until: until.rfc3339() }
+    }
+}
+
 impl Offerings {
-    fn of(offerings: &OfferingState, most: usize, now: UnixMillis) -> Self {
+    pub fn of(offerings: &OfferingState, now: UnixMillis) -> Self {
         let data = offerings.data.iter().map(|data| OfferingData {
             kind: text(&data.kind),
             source: data.source,
             read_seconds_ago: data.read_at.map(|at| age(at, now)),
             error: data.error.as_deref().map(text),
         });
-        let unavailable: Vec<Unavailable> = offerings
-            .unavailable
-            .iter()
-            .take(most)
-            .map(|(what, until)| Unavailable { what: text(what), until: until.rfc3339() })
-            .collect();
-        let truncated = offerings.unavailable_count.saturating_sub(unavailable.len());
-        Self { data: data.collect(), unavailable: List { items: unavailable, truncated } }
+        let unavailable =
+            offerings.unavailable.iter().map(|(what, until)| Unavailable { what: text(what), until: until.rfc3339() });
+        Self { data: data.collect(), unavailable: List::of(unavailable, offerings.unavailable_count) }
     }
 }
 

@@ -1,6 +1,4 @@
-//! `/debug/state`: what a replica believes. A bounded copy ([`snapshot`]) is gathered from the live state ([`sources`]) and written as a
-//! document ([`document`]), by a pure function.
+//! `/debug/state`: what a replica believes. The [`document`] is copied, within bounds, from the live state ([`sources`]).
 
 pub mod document;
-pub mod snapshot;
 pub mod sources;

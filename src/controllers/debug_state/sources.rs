@@ -1,18 +1,31 @@
-//! Gathers the snapshot of a document.
+//! Gathers the document.
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use stowage_model::pod_class::PodClass;
 use stowage_model::time::UnixMillis;
 
-use crate::controllers::caps::Capped as CappedAction;
+use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
-use crate::controllers::debug_state::document;
-use crate::controllers::debug_state::snapshot::{Capped, ClusterCopy, LeaderCopy, MAX_ENTRIES, Process, Snapshot};
+use crate::controllers::debug_state::document::{
+    Cap, Consolidation, DebugState, Leader, List, Loop, MAX_ENTRIES, Offerings, Pending, PlanSummary, QuarantinedClass,
+    QuarantinedSource, Watch, WouldDisrupt,
+};
 use crate::controllers::derived_state::DerivedState;
 use crate::decisions::provisioning::quarantine::Cause;
 use crate::state::Cluster;
+use crate::sync::heartbeat::Turn;
 use crate::sync::lock;
+
+/// What the process knows about itself.
+#[derive(Debug, Default)]
+pub struct Process {
+    pub version: &'static str,
+    pub leading_since: Option<UnixMillis>,
+    /// Why it is not ready.
+    pub not_ready: Vec<&'static str>,
+    /// The turns of its loops.
+    pub turns: Vec<Turn>,
+}
 
 /// Where the state of a replica is.
 #[derive(Debug)]
@@ -34,53 +47,67 @@ impl DebugSources {
 
     /// The document at `now`. Each lock is held for the copy of at most a few thousand entries.
     pub fn document(&self, process: Process, now: UnixMillis) -> Vec<u8> {
-        document::render(&self.snapshot(process, now))
-    }
-
-    fn snapshot(&self, process: Process, now: UnixMillis) -> Snapshot {
-        let cluster = ClusterCopy::of(&self.cluster.read());
-        let holds = self.derived.last_holds();
-        let ctx = self.leader.get().and_then(Weak::upgrade);
-        let leader = ctx.map(|ctx| leader(&ctx, &cluster, now));
-        Snapshot { now, process, watches: self.cluster.watch_signs().ages(now).collect(), cluster, holds, leader }
+        let mut document = DebugState::of_tables(&self.cluster.read(), now);
+        document.version = process.version;
+        document.leading = process.leading_since.is_some();
+        document.leading_since = process.leading_since.map(UnixMillis::rfc3339);
+        document.not_ready = process.not_ready;
+        document.loops = process.turns.iter().map(Loop::of).collect();
+        let watch = |(kind, age, lists): (_, std::time::Duration, _)| Watch { kind, age_seconds: age.as_secs(), lists };
+        document.watches = self.cluster.watch_signs().ages(now).map(watch).collect();
+        if let Some((at, holds)) = self.derived.last_holds() {
+            document.add_holds(at, &holds);
+        }
+        if let Some(ctx) = self.leader.get().and_then(Weak::upgrade) {
+            let last_plan = lock(&ctx.last_plan).clone();
+            document.add_reasons(&causes(&ctx, &document.pending_pods.items, now), last_plan.as_deref());
+            document.leader = Some(leader(&ctx, last_plan.as_deref().map(PlanSummary::of), now));
+        }
+        document.render()
     }
 }
 
-fn leader(ctx: &Context, cluster: &ClusterCopy, now: UnixMillis) -> LeaderCopy {
-    let (causes, pods_left_out) = {
-        let (quarantine, backoff) = (lock(&ctx.quarantine), lock(&ctx.purchase_backoff));
-        let cause = |class: &Result<Arc<PodClass>, String>| quarantine.cause(class.as_ref().ok()?, now);
-        let in_vain = |key: &str| backoff.leaves_out(key).then_some(Cause::PurchasedInVain);
-        let causes: Vec<Option<Cause>> = if quarantine.is_empty() && backoff.left_out().is_empty() {
-            Vec::new()
-        } else {
-            cluster.pending.items.iter().map(|pod| cause(&pod.class).or_else(|| in_vain(&pod.key))).collect()
-        };
-        let left_out = quarantine.left_out(now).map(|(namespace, cause, until)| (Arc::clone(namespace), cause, until));
-        (causes, Capped::of(left_out, quarantine.left_out(now).count()))
+/// Why each of these pods is left out of plans.
+fn causes(ctx: &Context, pods: &[Pending], now: UnixMillis) -> Vec<Option<Cause>> {
+    let (quarantine, backoff) = (lock(&ctx.quarantine), lock(&ctx.purchase_backoff));
+    if quarantine.is_empty() && backoff.left_out().is_empty() {
+        return Vec::new();
+    }
+    let in_vain = |key: &str| backoff.leaves_out(key).then_some(Cause::PurchasedInVain);
+    let cause = |pod: &Pending| pod.class.as_ref().and_then(|class| quarantine.cause(class, now));
+    pods.iter().map(|pod| cause(pod).or_else(|| in_vain(&pod.key))).collect()
+}
+
+fn leader(ctx: &Context, last_plan: Option<PlanSummary>, now: UnixMillis) -> Leader {
+    let quarantined_pod_classes = {
+        let quarantine = lock(&ctx.quarantine);
+        let entries =
+            quarantine.left_out(now).map(|(namespace, cause, until)| QuarantinedClass::of(namespace, cause, until));
+        List::of(entries, quarantine.left_out(now).count())
     };
-    let supply_left_out = {
+    let quarantined_supply = {
         let quarantine = lock(&ctx.supply_quarantine);
-        let left_out = quarantine.left_out(now).map(|(source, until)| (source.kind(), source.name().to_owned(), until));
-        Capped::of(left_out, quarantine.left_out(now).count())
+        let entries =
+            quarantine.left_out(now).map(|(source, until)| QuarantinedSource::of(source.kind(), source.name(), until));
+        List::of(entries, quarantine.left_out(now).count())
     };
-    let caps = [CappedAction::Purchase, CappedAction::Disruption].map(|what| {
-        let most = ctx.most_per_minute(what);
-        (what.label(), most, ctx.caps.admissible(what, most, now))
-    });
-    let reported = {
+    let would_disrupt = {
         let reported = lock(&ctx.reported);
-        Capped::of(reported.iter().map(|(claim, reason)| (claim.clone(), *reason)), reported.len())
+        List::of(reported.iter().map(|(claim, reason)| WouldDisrupt::of(claim, *reason)), reported.len())
     };
-    LeaderCopy {
-        last_plan: lock(&ctx.last_plan).clone(),
-        last_consolidation: lock(&ctx.last_consolidation).clone(),
-        reported,
-        causes,
-        pods_left_out,
-        supply_left_out,
-        caps: caps.into(),
-        offerings: ctx.cloud.capabilities().offering_status.map(|status| status.offering_state(MAX_ENTRIES, now)),
+    let cap = |what: Capped| {
+        let per_minute = ctx.most_per_minute(what);
+        Cap { action: what.label(), per_minute, left: ctx.caps.admissible(what, per_minute, now) }
+    };
+    let offerings = ctx.cloud.capabilities().offering_status;
+    Leader {
+        last_plan,
+        last_consolidation: lock(&ctx.last_consolidation).as_ref().map(Consolidation::of),
+        would_disrupt,
+        quarantined_pod_classes,
+        quarantined_supply,
+        caps: [Capped::Purchase, Capped::Disruption].map(cap).into(),
+        offerings: offerings.map(|status| Offerings::of(&status.offering_state(MAX_ENTRIES, now), now)),
     }
 }
 

@@ -20,8 +20,6 @@ use crate::controllers::disruption::mark::unmark;
 use crate::controllers::disruption::metrics;
 use crate::controllers::disruption::start::{CONCURRENCY, start_empty};
 use crate::controllers::disruption::taint::taint;
-use crate::decisions::disruption::blockers::budget_block;
-use crate::decisions::disruption::candidates::{allowances, candidates};
 use crate::decisions::disruption::emptiness::{self, EmptyNodeStep};
 use crate::decisions::disruption::marked::{MarkedNodes, unreported_reasons};
 use crate::decisions::disruption::reason::DisruptionReason;
@@ -86,10 +84,7 @@ impl Disruption {
 pub fn choose_empty(ctx: &Context, pools: &[ReadyPool], now: UnixMillis) -> Vec<String> {
     let state = ctx.cluster.read();
     let holds = ctx.derived.holds(&state, now);
-    let allowances = allowances(&state, DisruptionReason::Empty, now);
-    let is_blocked = |node: &str| budget_block(&state, node).is_some();
-    let facts = ctx.derived.facts(&state, pools);
-    emptiness::choose(&candidates(&state, &holds, &facts), &allowances, is_blocked, now)
+    emptiness::removable(&state, &holds, &ctx.derived.facts(&state, pools), now)
 }
 
 async fn take_step(ctx: &Context, claim: Arc<NodeClaim>, step: EmptyNodeStep) {

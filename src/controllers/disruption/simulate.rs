@@ -19,7 +19,7 @@ use crate::sync::panics::catch;
 
 /// Effort of the plans, which are only compared with each other.
 const EFFORT: Effort = Effort::Quick;
-/// Empty nodes that are removed within this time are no targets.
+/// Empty nodes that are removed within this time are not targets.
 const SOON: Duration = Duration::from_secs(10);
 
 /// The cluster now, from which the nodes of these claims can be removed. Reads the state; plans nothing.

@@ -17,7 +17,7 @@ use crate::cloud::{Drift, NodeClassCloud};
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::run_loop::{Pace, RunLoop};
-use crate::decisions::lifecycle::drift::{DesiredState, DriftCheck, check, comparable, live_claims};
+use crate::decisions::lifecycle::drift::{DesiredState, DriftCheck, check, comparable, desired_states, live_claims};
 use crate::state::object_ext::NodeClaimExt;
 
 const PACE: Pace = Pace { debounce: Duration::from_secs(2), resync: Duration::from_secs(10) };
@@ -49,13 +49,7 @@ pub async fn run(ctx: Arc<Context>) {
 async fn reconcile(ctx: &Context) {
     let ca = ctx.cloud.capabilities().node_classes.map(NodeClassCloud::instance_ca);
     let pairs = comparable(&ctx.cluster.read(), ca.as_deref());
-    let desired: HashMap<String, DesiredState> = pairs
-        .into_iter()
-        .filter_map(|(pool, class)| {
-            let catalog = ctx.cloud.catalog(&class);
-            Some((pool.name_any(), DesiredState::new(pool, class, &catalog)?))
-        })
-        .collect();
+    let desired = desired_states(pairs, |_, class| Some(ctx.cloud.catalog(class)));
     let claims = live_claims(&ctx.cluster.read());
     stream::iter(claims).for_each_concurrent(CONCURRENCY, |claim| detect(ctx, &desired, claim)).await;
 }

@@ -202,7 +202,7 @@ fn overdue(reason: &str) -> String {
     format!("not initialized {minutes} minutes after it registered: {reason}")
 }
 
-/// Whether the cloud no longer has the instance of a node that is not ready. Asks rarely; a failure is no answer.
+/// Whether the cloud no longer has the instance of a node that is not ready. Asks rarely; a failure is not an answer.
 async fn is_instance_gone(ctx: &Context, claim: &NodeClaim, node: &Node) -> bool {
     let name = claim.name_any();
     let Some(id) = claim.provider_id().filter(|_| lock(&ctx.instance_checks).is_due(&name, node, clock::now())) else {

@@ -16,7 +16,7 @@ const PERIOD: Duration = Duration::from_secs(5);
 /// Failing APIs, with the effect and the cause.
 type DegradedApis = BTreeMap<OptionalApi, String>;
 
-/// Events and notes for the APIs that failed or recovered. A change of the cause is no transition.
+/// Events and notes for the APIs that failed or recovered. A change of the cause is not a transition.
 fn transitions(before: &DegradedApis, now: &DegradedApis) -> Vec<(&'static DeclaredEvent, String)> {
     let new = now.iter().filter(|(api, _)| !before.contains_key(*api));
     let over = before.keys().filter(|api| !now.contains_key(*api));

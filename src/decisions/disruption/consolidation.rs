@@ -124,7 +124,7 @@ pub struct Request<'a> {
 /// The nodes that may be removed now.
 #[derive(Debug)]
 pub struct Consolidation {
-    /// Nodes that are no candidates, and why.
+    /// Nodes that are not candidates, and why.
     stays: Vec<Verdict>,
     /// NodePools with an invalid annotation, and what to write.
     pub errors: Vec<(String, String)>,

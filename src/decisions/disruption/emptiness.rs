@@ -5,15 +5,26 @@ use std::time::Duration;
 
 use stowage_model::time::UnixMillis;
 
-use crate::decisions::disruption::candidates::{Candidate, PoolAllowance};
+use crate::decisions::disruption::blockers::budget_block;
+use crate::decisions::disruption::candidates::{Candidate, PoolAllowance, allowances, candidates};
+use crate::decisions::disruption::node_facts::Facts;
+use crate::decisions::disruption::reason::DisruptionReason;
+use crate::state::plan_record::Holds;
+use crate::state::tables::ClusterState;
 
 /// Minimum time between the taint and the deletion of an empty node: pods that the scheduler was binding when the taint was
 /// written are bound by then.
 const SETTLING_PERIOD: Duration = Duration::from_secs(2);
 
+/// Claims of empty nodes to remove, within the budgets of their pools.
+pub fn removable(state: &ClusterState, holds: &Holds, facts: &Facts, now: UnixMillis) -> Vec<String> {
+    let is_blocked = |node: &str| budget_block(state, node).is_some();
+    choose(&candidates(state, holds, facts), &allowances(state, DisruptionReason::Empty, now), is_blocked, now)
+}
+
 /// Claims to mark as empty, in descending order of price, within each pool's allowance. `is_blocked` says whether a pod of a node cannot be
 /// evicted now; it is asked only where nothing else keeps the node.
-pub fn choose(
+fn choose(
     candidates: &[Candidate<'_>],
     allowances: &BTreeMap<String, PoolAllowance>,
     is_blocked: impl Fn(&str) -> bool,

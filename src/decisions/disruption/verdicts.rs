@@ -23,7 +23,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// A node that is no candidate.
+    /// A node that is not a candidate.
     pub fn stays(claim: String, price: MicroUsd, blocker: Blocker) -> Self {
         Self { claim, price, saving: MicroUsd(0), blockers: vec![blocker] }
     }

@@ -35,11 +35,23 @@ pub struct DesiredState {
 
 impl DesiredState {
     /// The desired state of a pool with this class and catalog; `None` when the requirements of the pool are invalid.
-    pub fn new(pool: Arc<NodePool>, class: Arc<Ec2NodeClass>, catalog: &Catalog) -> Option<Self> {
+    fn new(pool: Arc<NodePool>, class: Arc<Ec2NodeClass>, catalog: &Catalog) -> Option<Self> {
         let requirements = parse_requirements(&pool.spec.template.spec.requirements).ok()?;
         let types = catalog.instance_types.iter().map(|found| (Arc::clone(&found.name), Arc::clone(found))).collect();
         Some(Self { pool, class, requirements, types })
     }
+}
+
+/// The desired states of the pools with their classes, by the name of the pool; not of pools without a catalog.
+pub fn desired_states(
+    pairs: Vec<(Arc<NodePool>, Arc<Ec2NodeClass>)>,
+    catalog: impl Fn(&NodePool, &Ec2NodeClass) -> Option<Arc<Catalog>>,
+) -> HashMap<String, DesiredState> {
+    let desired = |(pool, class): (Arc<NodePool>, Arc<Ec2NodeClass>)| {
+        let catalog = catalog(&pool, &class)?;
+        Some((pool.name_any(), DesiredState::new(pool, class, &catalog)?))
+    };
+    pairs.into_iter().filter_map(desired).collect()
 }
 
 /// What is known about the drift of a claim without the cloud.

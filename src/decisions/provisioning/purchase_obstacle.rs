@@ -157,7 +157,7 @@ fn names<'a>(all: impl Iterator<Item = &'a str>) -> String {
 pub struct Seen {
     /// Requests that a node needs room for.
     extra: Resources,
-    /// A node that was planned with `extra` needed more: it is no constant, and is not planned with again. Nodes would grow without a bound.
+    /// A node that was planned with `extra` needed more: it is not constant, and is not planned with again. Nodes would grow without a bound.
     grows: bool,
     taints: Vec<Taint>,
     at: UnixMillis,

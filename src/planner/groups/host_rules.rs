@@ -48,7 +48,7 @@ fn controller_of(pod: &PodEntry) -> Option<Controller> {
 #[derive(Debug, Default)]
 pub(crate) struct HostCounters {
     of_selector: HashMap<u32, u32>,
-    /// As `of_selector`, for spread constraints, which ignore pods being deleted.
+    /// Such as `of_selector`, for spread constraints, which ignore pods being deleted.
     of_spread: HashMap<u32, u32>,
     of_port: HashMap<HostPort, u32>,
     /// Counters of pods of one controller; `per_owner` is the maximum on a node.

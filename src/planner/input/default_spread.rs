@@ -62,7 +62,7 @@ struct Entry {
 }
 
 impl DefaultSpread {
-    /// Parses `podTopologySpread.defaultConstraints` from YAML or JSON; empty text is no constraint.
+    /// Parses `podTopologySpread.defaultConstraints` from YAML or JSON; empty text means no constraint.
     ///
     /// # Errors
     /// Names the invalid field and the valid values. A selector is rejected, as by kube-scheduler: the selector of the pod's controller

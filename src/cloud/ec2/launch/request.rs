@@ -59,7 +59,7 @@ pub struct LaunchInputs<'a> {
     pub request: &'a LaunchRequest,
     pub claim: &'a NodeClaim,
     pub template_inputs: &'a TemplateInputs,
-    /// As `us-east-1`.
+    /// Such as `us-east-1`.
     pub region: &'a str,
     /// Whether the controller chooses capacity reservations; otherwise EC2 uses open reservations.
     pub manages_reservations: bool,

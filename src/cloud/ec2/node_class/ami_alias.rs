@@ -62,7 +62,7 @@ pub fn sorted(mut requirements: Vec<AmiRequirement>) -> Vec<AmiRequirement> {
     requirements
 }
 
-/// The parameters of an alias for a cluster of `version`, as `1.34`.
+/// The parameters of an alias for a cluster of `version`, such as `1.34`.
 ///
 /// # Errors
 /// [`AliasError`].

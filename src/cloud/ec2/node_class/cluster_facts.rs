@@ -41,7 +41,7 @@ pub struct ClusterFacts {
     pub endpoint: String,
     /// CA of the API server: PEM in base64.
     pub ca_bundle: String,
-    /// Kubernetes version, as `1.34`.
+    /// Kubernetes version, such as `1.34`.
     pub version: String,
     /// CIDR of services.
     pub service_cidr: Option<String>,

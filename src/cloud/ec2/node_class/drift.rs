@@ -48,7 +48,7 @@ pub enum ResolvedGroup<'a> {
     Unknown,
     /// There is none.
     Absent,
-    /// As `pg-0123456789abcdef0`.
+    /// Such as `pg-0123456789abcdef0`.
     Id(&'a str),
 }
 

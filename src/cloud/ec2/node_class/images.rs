@@ -188,7 +188,7 @@ impl SsmParameterCache {
 /// Resolves selector terms for a cluster of `version` to images and their requirements.
 ///
 /// # Errors
-/// [`ImageError`]. A missing parameter of an alias is no error unless all are missing.
+/// [`ImageError`]. A missing parameter of an alias is not an error unless all are missing.
 pub async fn find(
     clients: &Clients,
     parameters: &SsmParameterCache,

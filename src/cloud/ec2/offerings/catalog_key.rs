@@ -17,7 +17,7 @@ const MAX_PARTITIONS: i32 = 32;
 /// A capacity reservation of a class.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reservation {
-    /// As `cr-0123456789abcdef0`.
+    /// Such as `cr-0123456789abcdef0`.
     pub id: String,
     pub instance_type: String,
     /// Zone name.

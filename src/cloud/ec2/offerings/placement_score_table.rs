@@ -57,7 +57,7 @@ pub fn groups(types: &BTreeMap<String, RawInstanceType>) -> Groups {
     largest.into_iter().collect()
 }
 
-/// As `c/arm64`; `None` for types without spot capacity, and for bare-metal and previous-generation types, whose scarcity
+/// Such as `c/arm64`; `None` for types without spot capacity, and for bare-metal and previous-generation types, whose scarcity
 /// differs.
 fn group_of(entry: &RawInstanceType) -> Option<String> {
     let spot = entry.usage_classes.iter().any(|class| class == "spot");

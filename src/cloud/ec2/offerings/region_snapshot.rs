@@ -134,7 +134,7 @@ impl fmt::Display for SourceTransition {
 pub struct RegionSnapshot {
     /// Incremented with every change of the data.
     pub version: u64,
-    /// As `us-east-1`.
+    /// Such as `us-east-1`.
     pub region: String,
     /// Instance types by name. Their own zones and prices are ignored: see the members below.
     pub types: Arc<BTreeMap<String, RawInstanceType>>,
@@ -269,7 +269,7 @@ impl RegionSnapshot {
         let first = matches!(source, Source::Embedded { error: None });
         let before = source.is_live();
         *source = source.after_call(error.as_deref());
-        // A first response that succeeds is no transition.
+        // A first response that succeeds is not a transition.
         let is_transition = if first { error.is_some() } else { source.is_live() != before };
         if is_transition {
             transitions.push(SourceTransition { dataset, error });

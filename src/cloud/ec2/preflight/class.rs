@@ -205,7 +205,7 @@ fn of_images(response: Option<&Result<Vec<(Image, Vec<AmiRequirement>)>, ImageEr
     Finding::ok(check, detail)
 }
 
-/// As `amd64: ami-1 (a), ami-2 (b); arm64: none`.
+/// Such as `amd64: ami-1 (a), ami-2 (b); arm64: none`.
 fn by_architecture(images: &[AmiStatus]) -> String {
     let of = |arch: &str| {
         let boots = |image: &&AmiStatus| {

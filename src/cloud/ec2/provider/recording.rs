@@ -17,7 +17,7 @@ pub(crate) fn launch_error(error: &LaunchError) -> &'static str {
     }
 }
 
-/// The `error` label of other failed calls. Karpenter names only a missing NodeClaim, which is no error here.
+/// The `error` label of other failed calls. Karpenter names only a missing NodeClaim, which is not an error here.
 pub(crate) fn cloud_error(_: &CloudError) -> &'static str {
     ""
 }

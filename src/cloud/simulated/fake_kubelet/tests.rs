@@ -32,8 +32,7 @@ fn record(instance_type: &str) -> InstanceRecord {
         }],
         launched_at: UnixMillis(0),
         running_at: UnixMillis(0),
-        boot_at: Some(UnixMillis(0)),
-        devices_at: None,
+        boot_at: UnixMillis(0),
         shutdown_at: None,
         terminated_at: None,
         node: NodeProgress::default(),
@@ -139,16 +138,6 @@ fn a_node_is_registered_as_by_a_kubelet() {
 }
 
 #[test]
-fn extended_resources_are_absent_until_the_device_plugin_reports_them() {
-    let mut slow = record("g5.xlarge");
-    slow.devices_at = Some(UnixMillis(10));
-    let gpus = |node: Node| node.status.unwrap().allocatable.unwrap().get("nvidia.com/gpu").cloned();
-    assert_eq!(gpus(registered(&slow)), None);
-    slow.node.devices = true;
-    assert_eq!(gpus(registered(&slow)), Some(Quantity("1".to_owned())));
-}
-
-#[test]
 fn quantities_are_in_the_kubelets_notation() {
     let resources = Resources {
         cpu: Millicores(1930),
@@ -158,10 +147,10 @@ fn quantities_are_in_the_kubelets_notation() {
         extended: BTreeMap::new(),
     };
     let text: Vec<String> =
-        quantities(&resources, true).into_iter().map(|(name, amount)| format!("{name}={}", amount.0)).collect();
+        quantities(&resources).into_iter().map(|(name, amount)| format!("{name}={}", amount.0)).collect();
     assert_eq!(text, ["cpu=1930m", "ephemeral-storage=1025", "memory=7068672Ki", "pods=29"]);
     let whole = Resources { cpu: Millicores(4000), ..resources };
-    assert_eq!(quantities(&whole, true)["cpu"], Quantity("4".to_owned()));
+    assert_eq!(quantities(&whole)["cpu"], Quantity("4".to_owned()));
 }
 
 #[test]

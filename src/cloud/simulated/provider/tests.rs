@@ -7,7 +7,6 @@ use serde_json::json;
 use stowage_model::offering::CapacityType;
 
 use super::*;
-use crate::cloud::simulated::script::Script;
 use crate::cloud::{LaunchDetails, MessageKind};
 use crate::test_support::objects::{claim, node_class};
 
@@ -123,15 +122,6 @@ async fn an_offering_marked_unavailable_can_still_be_launched() {
     assert!(ec2.launch(request("one")).await.is_ok());
     time.fetch_add(180_000, Ordering::SeqCst);
     assert!(available(&ec2.catalog(&class)));
-}
-
-#[tokio::test]
-async fn scripted_failures_reach_the_caller() {
-    let script = Script::parse("[{launch: 1, do: throttle}, {launch: 1, do: out-of-capacity}]").unwrap();
-    let (ec2, _) = opened(SimulatedConfig { script, ..quick() });
-    assert_eq!(ec2.launch(request("one")).await.unwrap_err(), LaunchError::Throttled);
-    assert!(matches!(ec2.launch(request("one")).await, Err(LaunchError::InsufficientCapacity { .. })));
-    assert!(ec2.launch(request("one")).await.is_ok());
 }
 
 #[tokio::test]

@@ -1,6 +1,4 @@
-//! The document of small and of huge snapshots.
-
-use std::sync::Arc;
+//! The document of small and of huge clusters.
 
 use serde_json::{Value, json};
 use stowage_model::labels;
@@ -9,10 +7,7 @@ use stowage_model::units::MicroUsd;
 
 use super::*;
 use crate::cloud::offering_state;
-use crate::controllers::debug_state::snapshot::{ClusterCopy, MAX_ENTRIES, PendingPod, Process};
-use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::holds;
-use crate::state::ClusterState;
 use crate::state::plan_record::PlanRecord;
 use crate::test_support::objects;
 
@@ -27,19 +22,15 @@ fn rejected(name: &str) -> k8s_openapi::api::core::v1::Pod {
     objects::pod(name, &json!({"status": {"conditions": [condition]}}))
 }
 
-fn snapshot(state: &ClusterState) -> Snapshot {
-    Snapshot {
-        now: NOW,
-        process: Process { version: "1.2.3", ..Process::default() },
-        watches: Vec::new(),
-        cluster: ClusterCopy::of(state),
-        holds: Some((at(99), Arc::new(holds::resolve(state, NOW)))),
-        leader: None,
-    }
+fn shown(state: &ClusterState) -> DebugState {
+    let mut shown = DebugState::of_tables(state, NOW);
+    shown.version = "1.2.3";
+    shown.add_holds(at(99), &holds::resolve(state, NOW));
+    shown
 }
 
-fn document(snapshot: &Snapshot) -> Value {
-    serde_json::from_slice(&render(snapshot)).unwrap()
+fn document(shown: DebugState) -> Value {
+    serde_json::from_slice(&shown.render()).unwrap()
 }
 
 /// A claim that names pods of its plan, a launched and a failed claim without a Node, a marked claim with its Node, four pending pods.
@@ -64,12 +55,12 @@ fn small_cluster() -> ClusterState {
 #[test]
 fn a_replica_that_does_not_lead_shows_its_tables() {
     let state = small_cluster();
-    let mut copy = snapshot(&state);
-    copy.process.not_ready = vec!["watch caches are not synced"];
-    copy.process.turns =
-        vec![Turn { name: "pods", age: Duration::from_secs(7), limit: Duration::from_mins(3), completed: None }];
-    copy.watches = vec![("pods", Duration::from_millis(2_500), 3)];
-    let document = document(&copy);
+    let mut shown = shown(&state);
+    shown.not_ready = vec!["watch caches are not synced"];
+    let turn = Turn { name: "pods", age: Duration::from_secs(7), limit: Duration::from_mins(3), completed: None };
+    shown.loops = vec![Loop::of(&turn)];
+    shown.watches = vec![Watch { kind: "pods", age_seconds: 2, lists: 3 }];
+    let document = document(shown);
     let pod = |name: &str, claim: Value| json!({"pod": format!("n/{name}"), "since": "1970-01-01T00:00:40Z", "nodeclaim": claim, "reason": null});
     let flying = |name: &str, pool: Value, age: u64, launched: bool, reason: Value, message: Value| json!({"nodeclaim": name, "nodepool": pool, "age_seconds": age, "launched": launched, "deleting": false, "reason": reason, "message": message});
     let counts =
@@ -103,10 +94,10 @@ fn a_replica_that_does_not_lead_shows_its_tables() {
 fn the_leader_shows_what_its_loops_decided() {
     let mut state = small_cluster();
     state.pause = Some(pause::Pause::ALL);
-    let mut copy = snapshot(&state);
-    copy.process.leading_since = Some(at(5));
-    let pending = &copy.cluster.pending.items;
-    let causes = pending.iter().map(|pod| (pod.key == "n/quarantined").then_some(Cause::PlannerPanic)).collect();
+    let mut shown = shown(&state);
+    let pending = &shown.pending_pods.items;
+    let causes: Vec<_> =
+        pending.iter().map(|pod| (pod.key == "n/quarantined").then_some(Cause::PlannerPanic)).collect();
     let last_plan = LastPlan {
         at: at(90),
         took: Duration::from_millis(12),
@@ -128,25 +119,25 @@ fn the_leader_shows_what_its_loops_decided() {
         read_at,
         error: error.map(Into::into),
     };
-    copy.leader = Some(LeaderCopy {
-        last_plan: Some(Arc::new(last_plan)),
-        last_consolidation: Some(consolidation),
-        reported: Capped { items: vec![("node-8".into(), DisruptionReason::Drifted)], truncated: 0 },
-        causes,
-        pods_left_out: Capped { items: vec![("n".into(), Cause::PlannerPanic, at(130))], truncated: 4 },
-        supply_left_out: Capped { items: vec![("node", "node-9".into(), at(140))], truncated: 0 },
-        caps: vec![("purchase", 1_000, 998)],
-        offerings: Some(OfferingState {
-            unavailable: vec![("m5.large in a, spot".into(), at(280))],
-            unavailable_count: 3,
-            data: vec![
-                data("spot prices", "stale", Some(at(40)), Some("AccessDenied")),
-                data("zones", "embedded", None, None),
-            ],
-        }),
+    let offerings = OfferingState {
+        unavailable: vec![("m5.large in a, spot".into(), at(280))],
+        unavailable_count: 3,
+        data: vec![
+            data("spot prices", "stale", Some(at(40)), Some("AccessDenied")),
+            data("zones", "embedded", None, None),
+        ],
+    };
+    shown.add_reasons(&causes, Some(&last_plan));
+    shown.leader = Some(Leader {
+        last_plan: Some(PlanSummary::of(&last_plan)),
+        last_consolidation: Some(Consolidation::of(&consolidation)),
+        would_disrupt: List::of([WouldDisrupt::of("node-8", DisruptionReason::Drifted)].into_iter(), 1),
+        quarantined_pod_classes: List::of([QuarantinedClass::of("n", Cause::PlannerPanic, at(130))].into_iter(), 5),
+        quarantined_supply: List::of([QuarantinedSource::of("node", "node-9", at(140))].into_iter(), 1),
+        caps: vec![Cap { action: "purchase", per_minute: 1_000, left: 998 }],
+        offerings: Some(Offerings::of(&offerings, NOW)),
     });
-    let document = document(&copy);
-    assert_eq!((&document["leading"], &document["leading_since"]), (&json!(true), &json!("1970-01-01T00:00:05Z")));
+    let document = document(shown);
     assert_eq!(document["paused"], "all");
     let reasons: Vec<&Value> = (0..4).map(|index| &document["pending_pods"]["items"][index]["reason"]).collect();
     assert_eq!(
@@ -182,16 +173,23 @@ fn the_leader_shows_what_its_loops_decided() {
 
 #[test]
 fn a_document_is_bounded_whatever_the_cluster_has() {
-    let mut copy = snapshot(&ClusterState::default());
+    let mut shown = shown(&ClusterState::default());
     // Texts of the longest characters.
-    let long = "𝕏".repeat(1 << 10);
-    let pod = || PendingPod { key: long.clone(), since: UnixMillis::MAX, class: Err(long.clone()) };
-    copy.cluster.pending = Capped { items: (0..MAX_ENTRIES).map(|_| pod()).collect(), truncated: 5 };
+    let long = text(&"𝕏".repeat(1 << 10));
+    let pod = || Pending {
+        pod: long.clone(),
+        since: UnixMillis::MAX.rfc3339(),
+        nodeclaim: None,
+        reason: Some(Reason::Invalid(long.clone())),
+        key: long.clone(),
+        class: None,
+    };
+    shown.pending_pods = List { items: (0..MAX_ENTRIES).map(|_| pod()).collect(), truncated: 5 };
     let status = json!({"conditions": [{"type": "Launched", "status": "False", "reason": long, "message": long,
         "lastTransitionTime": "1970-01-01T00:00:20Z"}]});
-    let claim = Arc::new(objects::claim(&long, &json!({"status": status})));
-    copy.cluster.in_flight = Capped { items: vec![claim; MAX_ENTRIES], truncated: 0 };
-    let document = render(&copy);
+    let claim = objects::claim(&long, &json!({"status": status}));
+    shown.nodeclaims_in_flight = List::of((0..MAX_ENTRIES).map(|_| InFlight::of(&claim, NOW)), MAX_ENTRIES);
+    let document = shown.render();
     assert!(document.len() <= MAX_BYTES, "{}", document.len());
     let document: Value = serde_json::from_slice(&document).unwrap();
     let list = |name: &str| (document[name]["items"].as_array().unwrap().len(), document[name]["truncated"].clone());
@@ -206,4 +204,40 @@ fn a_text_neither_controls_a_terminal_nor_is_cut_inside_a_character() {
         assert_eq!(text(&c.to_string()), "\u{fffd}", "{c:?}");
     }
     assert_eq!(text(&"é".repeat(MAX_TEXT + 1)).chars().count(), MAX_TEXT);
+}
+
+fn put(state: &mut ClusterState, namespace: &str, name: &str, rejected: bool) {
+    let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
+    let conditions = if rejected { json!([condition]) } else { json!([]) };
+    let patch = json!({"metadata": {"namespace": namespace}, "status": {"conditions": conditions}});
+    state.apply_pod(&objects::pod(name, &patch), UnixMillis(1));
+}
+
+#[test]
+fn lists_are_capped_and_count_what_they_leave_out() {
+    let mut state = ClusterState::default();
+    for index in 0..MAX_ENTRIES + 3 {
+        state.apply_claim(objects::claim(&format!("c{index:06}"), &json!({})));
+    }
+    let shown = DebugState::of_tables(&state, NOW);
+    assert_eq!((shown.nodeclaims_in_flight.items.len(), shown.nodeclaims_in_flight.truncated), (MAX_ENTRIES, 3));
+    assert_eq!((shown.nodes_leaving.items.len(), shown.nodes_leaving.truncated), (0, 0));
+    assert_eq!(shown.objects["nodeclaims"], MAX_ENTRIES + 3);
+}
+
+#[test]
+fn a_namespace_with_many_pods_hides_no_pending_pod_of_another() {
+    let mut state = ClusterState::default();
+    for index in 0..MAX_EXAMINED_PER_NAMESPACE + 7 {
+        put(&mut state, "a", &format!("p{index:06}"), true);
+        put(&mut state, "a-b", &format!("p{index:06}"), false);
+    }
+    for namespace in ["a.b", "a0", "b", "b-"] {
+        put(&mut state, namespace, "pending", true);
+        put(&mut state, namespace, "untried", false);
+    }
+    let shown = DebugState::of_tables(&state, NOW);
+    let keys: Vec<&str> = shown.pending_pods.items.iter().map(|pod| pod.key.as_str()).collect();
+    assert_eq!(keys[..6], ["a/p000000", "a.b/pending", "a0/pending", "b/pending", "b-/pending", "a/p000001"]);
+    assert_eq!((keys.len(), shown.pending_pods.truncated), (MAX_ENTRIES, 4 + 7 + 7));
 }

@@ -29,7 +29,7 @@ async fn the_leader_adds_its_caps_its_quarantine_and_its_last_decisions() {
     let now = clock::now();
     assert_eq!((&document(&sources, now)["leader"], &document(&sources, now)["holds"]), (&Value::Null, &Value::Null));
     sources.set_leader(&ctx);
-    assert_eq!(ctx.admit(CappedAction::Purchase, 2).await, 2);
+    assert_eq!(ctx.admit(Capped::Purchase, 2).await, 2);
     lock(&ctx.supply_quarantine).add(Source::NodePool("p".into()), Some(1), false, now);
     let class = ctx.cluster.read().pods["n/a"].entry.as_ref().map(|entry| Arc::clone(&entry.class)).unwrap();
     lock(&ctx.quarantine).add(&class, Cause::NodeClaimRejected, now);

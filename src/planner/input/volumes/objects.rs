@@ -27,7 +27,7 @@ pub struct Claim {
     pub lost: bool,
     /// Being deleted.
     pub deleting: bool,
-    /// `None` is the cluster's default class, an empty name is no class.
+    /// `None` is the cluster's default class, an empty name means no class.
     pub storage_class: Option<Arc<str>>,
     /// `ReadWriteOncePod`: one pod uses it at a time, wherever it runs.
     pub single_pod: bool,

@@ -11,7 +11,7 @@ const RESERVED_SHARE: usize = 4;
 
 /// The claims that every node reserves an attachment for, by driver. Pods do not count these claims.
 ///
-/// An attachment that depends on the other pods of a node is no sum of requests. A reservation is valid whatever pods share a node, and wastes
+/// An attachment that depends on the other pods of a node is not a sum of requests. A reservation is valid whatever pods share a node, and wastes
 /// an attachment where none of them comes; so only the claims with most pods get one, and all other claims count for each pod.
 pub(crate) fn shared(problem: &Problem) -> BTreeMap<Arc<str>, BTreeSet<Arc<str>>> {
     let mut users: HashMap<&Arc<str>, usize> = HashMap::new();

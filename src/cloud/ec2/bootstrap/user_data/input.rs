@@ -49,7 +49,7 @@ pub enum UserDataError {
     /// The class's user data starts as MIME but is malformed.
     #[error("spec.userData begins as MIME, but {0}")]
     Mime(#[from] MimeError),
-    /// The class's user data is no valid TOML for Bottlerocket.
+    /// The class's user data is not valid TOML for Bottlerocket.
     #[error("spec.userData is not TOML: {0}")]
     Toml(String),
     /// A setting in the class's user data has a wrong type.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// Why a text is no multipart MIME.
+/// Why a text is not multipart MIME.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MimeError {
     /// A header line without a name.

@@ -231,7 +231,7 @@ pub(crate) async fn list(clients: &Clients, tags: &[(&str, &str)]) -> Result<Vec
     Ok(found)
 }
 
-/// Deletes a template; a missing template is no error.
+/// Deletes a template; a missing template is not an error.
 async fn delete(clients: &Clients, id: &str) -> Result<(), ApiError> {
     let call = clients.ec2.delete_launch_template().launch_template_id(id);
     match call.send().await.map_err(ApiError::of("ec2:DeleteLaunchTemplate")) {

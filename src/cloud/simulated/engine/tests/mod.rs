@@ -4,7 +4,6 @@ mod events;
 mod journal;
 mod launches;
 mod nodes;
-mod recovery;
 
 use std::sync::Arc;
 
@@ -37,16 +36,13 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    pub fn new(script: &str) -> Self {
-        Self::resumed(script, EngineState::default(), START)
+    pub fn new() -> Self {
+        Self::resumed(EngineState::default(), START)
     }
 
-    pub fn resumed(script: &str, state: EngineState, now: UnixMillis) -> Self {
-        let script = Script::parse(script).unwrap();
-        let mut prices = SpotPriceModel::new(Arc::new(embedded().clone()), SpotPricing::ratio(0.5).unwrap());
-        let engine = Engine::new(7, timings(), script, state, now);
-        prices.set_price_changes(&engine.script.events, engine.started_at());
-        Self { engine, prices }
+    pub fn resumed(state: EngineState, now: UnixMillis) -> Self {
+        let prices = SpotPriceModel::new(Arc::new(embedded().clone()), SpotPricing::ratio(0.5).unwrap());
+        Self { engine: Engine::new(7, timings(), state, now), prices }
     }
 
     pub fn launch(&mut self, request: &LaunchRequest, millis: i64) -> Result<Launched, LaunchError> {
@@ -58,7 +54,7 @@ impl Simulation {
     }
 
     pub fn messages(&mut self, millis: i64) -> Vec<(MessageKind, String)> {
-        let received = self.engine.receive(at(millis)).unwrap();
+        let received = self.engine.receive(at(millis));
         received.into_iter().map(|message| (message.kind, message.instance_id)).collect()
     }
 
