@@ -31,9 +31,8 @@ ADVISORY_DB_NAME := advisory-db-3157b0e258782691
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
 
-demo: tools moto ## The main use case, end to end, with the release build (KEEP=1 leaves it running)
-	cargo build --release --locked
-	STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage $(E2E_PYTHON) e2e/demo.py
+demo: build tools moto ## The main use case, end to end (KEEP=1 leaves it running)
+	$(E2E_PYTHON) e2e/demo.py
 
 # Suites that mostly wait run in parallel, the longest first. Those that measure how far kube-scheduler follows a plan run before them, beside
 # the Rust tests, which only get the CPU time that is left over. Suites of one target share a control plane.
