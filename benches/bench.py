@@ -3,9 +3,9 @@
 
     benches/bench.py --binary target/release/stowage [--out target/bench] [--ours-only] [--only REGEX]
 
-Writes `bench.md`, `choices.md` and `small.md` (the tables of docs/performance.md) and `bench.svg` to --out. The scenario generator, the plan checker and
-Karpenter's own scheduler (a Go program) are in a separate folder, which STOWAGE_PEERS names. check_plan.py judges every plan of Stowage of up to
-10,000 pods; a plan that it rejects ends the run with exit code 1.
+Writes `bench.md`, `choices.md` and `small.md` (the tables of docs/performance.md) and `bench.svg` to --out. Karpenter's own scheduler (a Go program)
+is in a separate folder, which STOWAGE_PEERS names; without it, Karpenter is left out. e2e/check_plan.py judges every plan of Stowage of up to 10,000 pods; a
+plan that it rejects ends the run with exit code 1.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+SCENARIO, CHECK_PLAN = ROOT / "e2e" / "scenario.py", ROOT / "e2e" / "check_plan.py"
 PEERS = pathlib.Path(os.environ.get("STOWAGE_PEERS") or ROOT.parent / "shared" / "peers")
 KINDS = ["uniform", "fleet", "spread", "diverse", "mixed"]
 # Kind, pods, seed, whether Karpenter runs too. The first ten are the issue's; then another size and seed of each kind.
@@ -56,7 +57,7 @@ def scenario(folder, kind, pods, seed, options=()):
     path = folder / f"{kind}-{pods}-{seed}.json"
     with path.open("w") as file:
         subprocess.run(
-            [sys.executable, PEERS / "scenario.py", kind, "--pods", str(pods), "--seed", str(seed), *options], stdout=file, check=True
+            [sys.executable, SCENARIO, kind, "--pods", str(pods), "--seed", str(seed), *options], stdout=file, check=True
         )
     return path
 
@@ -119,7 +120,7 @@ def judge(path, plan, folder, options=()):
     written = folder / "plan.json"
     written.write_text(json.dumps(plan))
     checked = subprocess.run(
-        [sys.executable, PEERS / "check_plan.py", "--scenario", path, "--plan", written, *options], capture_output=True, text=True, check=False
+        [sys.executable, CHECK_PLAN, "--scenario", path, "--plan", written, *options], capture_output=True, text=True, check=False
     )
     if checked.returncode != 0:
         sys.exit(f"{path.name}: {checked.stdout}")
@@ -228,8 +229,6 @@ def main():
     parser.add_argument("--only", type=re.compile, default=re.compile(""), help="scenarios whose name matches")
     parser.add_argument("--runs", type=int, default=5, help="runs of ours, of which the median time counts (Karpenter runs once)")
     args = parser.parse_args()
-    if not (PEERS / "scenario.py").exists():
-        sys.exit(f"the scenarios are not at {PEERS}: set STOWAGE_PEERS")
     args.out.mkdir(parents=True, exist_ok=True)
     theirs = None if args.ours_only or not (PEERS / "karpenter").exists() else build_peer(args.out)
     rows = []

@@ -9,7 +9,7 @@ earlier run wrote with `--save`: then the old binary is no longer needed.
 
 Kinds are those of the scenario generator, and three variants: `mixed-spot` adds spot offerings at 40 % of the on-demand price,
 `mixed-limit` limits the NodePool so that pods are left out, with their reasons, and `fleet-nodes` adds running nodes, twice as many as
-pods and at most 5,000. The generator is in the directory that STOWAGE_PEERS names.
+pods and at most 5,000.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def make_scenario(folder, kind, pods, seed):
     generated, options, simulate, change = KINDS[kind]
     path = folder / f"{kind}.json"
     with path.open("w") as file:
-        command = [sys.executable, bench.PEERS / "scenario.py", generated, "--pods", str(pods), "--seed", str(seed), *options]
+        command = [sys.executable, bench.SCENARIO, generated, "--pods", str(pods), "--seed", str(seed), *options]
         subprocess.run(command, stdout=file, check=True)
     return (change(path, pods) if change else path), simulate
 
@@ -161,8 +161,6 @@ def main():
     parser.add_argument("--seeds", nargs="+", type=int, default=[7, 11], metavar="S", help="seeds of the generator (default: 7 11)")
     parser.add_argument("--save", type=pathlib.Path, metavar="FOLDER", help="write the plans of OLD here, to be used as OLD later")
     args = parser.parse_args()
-    if not (bench.PEERS / "scenario.py").exists():
-        parser.error(f"the scenario generator is not at {bench.PEERS}: set STOWAGE_PEERS")
     if args.save:
         args.save.mkdir(parents=True, exist_ok=True)
     try:

@@ -19,7 +19,7 @@ import time
 ZONE, HOST, RACK = "topology.kubernetes.io/zone", "kubernetes.io/hostname", "example.com/rack"
 TYPE, FAMILY = "node.kubernetes.io/instance-type", "karpenter.k8s.aws/instance-family"
 ZONES = ["us-east-1a", "us-east-1b", "us-east-1c"]
-CATALOG = pathlib.Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "ec2-us-east-1.json"
+CATALOG = pathlib.Path(__file__).resolve().parent.parent / "src" / "cloud" / "data" / "ec2-us-east-1.json"
 
 
 def pool(name="default", *requirements, **spec):
@@ -162,7 +162,8 @@ def main():
     parser.add_argument("--limit", type=int, default=120)
     parser.add_argument("--seed", type=int, default=7)
     args = parser.parse_args()
-    types = sorted(one["name"] for one in json.loads(CATALOG.read_text())["instanceTypes"])
+    # The name is the first column.
+    types = sorted(row[0] for row in json.loads(CATALOG.read_text())["rows"])
     binaries = [binary for binary in (args.before, args.binary) if binary]
     head = ["s", "MB", "USD/h", "gap", "left out"]
     print("| input |", " | ".join(f"{name} {when}".strip() for when in (["before", "after"] if args.before else [""]) for name in head), "|")

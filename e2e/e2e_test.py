@@ -21,14 +21,12 @@ import messages
 import observe
 import services
 import workloads
-from harness import NO_PEERS, PEERS
 from kube import DISRUPTED_TAINT, being_disrupted, bound_to, condition, is_true, key, taint_keys, terminating, uses_up_budget
 from waiting import wait_until
 
 PODS = 500 if os.environ.get("STOWAGE_SOAK") else 150
 MANIFESTS = harness.ROOT / "tests" / "data" / "manifests"
 GUARD = "stowage.dev/planned"
-needs_peers = pytest.mark.skipif(not (PEERS / "scenario.py").exists(), reason=NO_PEERS)
 KINDS = ["uniform", "fleet", "spread", "diverse", "mixed"]
 # The goal is 99 %. Measured on a quiet machine: 100 % of every kind. On a busy machine pods that wait for their turn in a spread may find
 # room elsewhere.
@@ -302,7 +300,7 @@ class TestNominate:
 
 def run_scenario(service, kind, seed=11):
     """Applies a generated scenario, and compares where kube-scheduler bound its pods with the plan."""
-    made = json.loads(harness.run(sys.executable, PEERS / "scenario.py", kind, "--pods", PODS, "--seed", seed).stdout)
+    made = json.loads(harness.run(sys.executable, harness.SCENARIO, kind, "--pods", PODS, "--seed", seed).stdout)
     for pod in made["pods"]:
         pod["metadata"]["namespace"] = kind
         pod["spec"]["terminationGracePeriodSeconds"] = 0
@@ -347,7 +345,6 @@ def run_scenarios(service, subtests, kinds):
     service.assert_no_errors()
 
 
-@needs_peers
 class TestFiltered:
     """Every kind of scenario with the extender."""
 
@@ -357,7 +354,6 @@ class TestFiltered:
         run_scenarios(service, subtests, KINDS)
 
 
-@needs_peers
 class TestNominated:
     """Scenarios with nominations only."""
 

@@ -4,8 +4,7 @@
 as a process of this machine, because there is no container runtime: with the settings that the chart gives its Deployment, and with
 the rights of the chart's ServiceAccount only.
 
-Environment: STOWAGE_BIN is the binary (default: debug/stowage in CARGO_TARGET_DIR, or in target of this checkout), STOWAGE_CHART the chart, STOWAGE_PEERS the
-directory of the scenario generator and of the plan checker.
+Environment: STOWAGE_BIN is the binary (default: debug/stowage in CARGO_TARGET_DIR, or in target of this checkout), STOWAGE_CHART the chart.
 """
 
 import base64
@@ -34,9 +33,7 @@ ROOT = HERE.parent
 NAMESPACE = "stowage"
 RELEASE = "stowage"
 IMAGE = "registry.example/stowage"  # of the chart's pods, which nothing pulls here
-# The generator of scenarios and the checker of plans are outside of the repository.
-PEERS = pathlib.Path(os.environ.get("STOWAGE_PEERS") or ROOT.parent / "shared" / "peers")
-NO_PEERS = f"the scenario generator and the checker are not at {PEERS}: set STOWAGE_PEERS (CONTRIBUTING.md, set-up)"
+SCENARIO, CHECK_PLAN = HERE / "scenario.py", HERE / "check_plan.py"
 READY_TIMEOUT = 60.0  # seconds until the service is ready
 STOP_TIMEOUT = 8.0  # seconds between SIGTERM and SIGKILL
 CRD_TIMEOUT = 20.0  # seconds until the API server deleted a CRD, unless its finalizer missed an event

@@ -1,12 +1,11 @@
 """The instance types of the embedded catalog for Karpenter's kwok provider, which otherwise has types of its own: so that two runs compare."""
 
 import functools
-import json
 
+import check_plan
 import harness
 
 ROOT = harness.HERE.parent
-CATALOG = ROOT / "src" / "cloud" / "data" / "ec2-us-east-1.json"
 # Labels and resources of each type with AL2023: a test compares it with what the service computes.
 TABLE = ROOT / "tests" / "data" / "instance-types.txt"
 KWOK_MEMORY = 10  # MiB that the kwok provider takes off every type's capacity
@@ -15,20 +14,14 @@ KWOK_MEMORY = 10  # MiB that the kwok provider takes off every type's capacity
 @functools.cache
 def catalog():
     """The instance types of the catalog by name, with their columns of the table."""
-    content = json.loads(CATALOG.read_text())
-    shared = content["shared"]
-    entries = [dict(zip(content["columns"], row)) for row in content["rows"]]
     header, *lines = [line.split(" ") for line in TABLE.read_text().splitlines()]
     table = {line[0]: dict(zip(header, line)) for line in lines}
-    return {
-        entry["name"]: table[entry["name"]] | {name: shared[name][value] if name in shared else value for name, value in entry.items()}
-        for entry in entries
-    }
+    return {name: table[name] | entry for name, entry in check_plan.instance_types().items()}
 
 
 def prices():
     """USD per hour on demand, by the names of both clouds."""
-    known = {name: entry["onDemandUsdPerHour"] for name, entry in catalog().items()}
+    known = {name: entry.get("onDemandUsdPerHour") for name, entry in catalog().items()}
     return known | {kwok_name(name): price for name, price in known.items()}
 
 
@@ -64,5 +57,5 @@ def kwok_type(entry):
 
 def kwok_types(categories, below_cpu):
     """The types of some categories and with fewer CPUs than `below_cpu` that are sold on demand."""
-    sold = (entry for entry in catalog().values() if entry["onDemandUsdPerHour"] and "on-demand" in entry["usageClasses"])
+    sold = (entry for entry in catalog().values() if entry.get("onDemandUsdPerHour") and "on-demand" in entry["usageClasses"])
     return [kwok_type(entry) for entry in sold if entry["karpenter.k8s.aws/instance-category"] in categories and entry["vcpu"] < below_cpu]

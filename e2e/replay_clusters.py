@@ -2,11 +2,8 @@
 
 import json
 import math
-import pathlib
 import random
 import re
-
-import harness
 
 ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
 ARCH, CAPACITY = "kubernetes.io/arch", "karpenter.sh/capacity-type"
@@ -15,19 +12,14 @@ AWS = "karpenter.k8s.aws/instance-"
 ZONES = ["us-east-1a", "us-east-1b", "us-east-1c"]
 TYPES = ["m5.large", "m5.xlarge", "m5.2xlarge", "c6g.large", "c6g.2xlarge", "r6i.xlarge", "r6g.large", "t3.medium", "g4dn.xlarge"]
 DRIVER = "ebs.csi.aws.com"
-CATALOG = pathlib.Path(harness.PEERS).parent / "data" / "ec2-us-east-1.json"
 
 
 # DaemonSets and their rules: one on every node, one on a part of those without taints.
 DAEMONS = {"agent": {"tolerations": [{"operator": "Exists"}]}, "collector": {"nodeSelector": {ARCH: "amd64"}}}
 
 
-def catalog():
-    return {one["name"]: one for one in json.loads(CATALOG.read_text())["instanceTypes"]}
-
-
 def allocatable(one):
-    """What kubelet offers to pods on an instance type, in Kubernetes' quantities (the rules of shared/peers/check_plan.py)."""
+    """What kubelet offers to pods on an instance type, in Kubernetes' quantities (the rules of check_plan.py)."""
     pods = one["enis"] * (one["ipv4PerEni"] - 1) + 2
     milli, reserved = one["vcpu"] * 1000, 0
     for least, most, share in ((0, 1000, 0.06), (1000, 2000, 0.01), (2000, 4000, 0.005), (4000, 1 << 31, 0.0025)):

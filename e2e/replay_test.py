@@ -11,12 +11,12 @@ import subprocess
 
 import pytest
 
-from harness import NO_PEERS, ROOT, binary
-from replay_clusters import CATALOG, HOST, ZONE, ZONES, Cluster, catalog, node
+from check_plan import instance_types
+from harness import ROOT, binary
+from replay_clusters import HOST, ZONE, ZONES, Cluster, node
 
 CLUSTERS = int(os.environ.get("STOWAGE_REPLAY", "60"))
 FIRST_SEED = int(os.environ.get("STOWAGE_REPLAY_SEED", "1"))
-pytestmark = pytest.mark.skipif(not CATALOG.exists(), reason=NO_PEERS)
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,7 @@ def replay(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def types():
-    return catalog()
+    return instance_types()
 
 
 def planned(cluster, folder):

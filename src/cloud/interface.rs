@@ -14,7 +14,7 @@ use stowage_model::offering::Catalog;
 use stowage_model::time::UnixMillis;
 
 use crate::cloud::error::CloudError;
-use crate::cloud::launch::{LaunchError, LaunchRequest, Launched, Override};
+use crate::cloud::launch_request::{LaunchError, LaunchRequest, Launched, Override};
 use crate::cloud::message::Message;
 use crate::cloud::node_class::Resolution;
 use crate::cloud::offering_state::OfferingState;

@@ -6,7 +6,7 @@ pub mod ec2;
 pub mod error;
 pub mod interface;
 pub mod kubelet_config;
-pub mod launch;
+pub mod launch_request;
 pub mod message;
 pub mod node_class;
 pub mod offering_state;
@@ -23,7 +23,7 @@ pub use crate::cloud::interface::{
     Capabilities, Cloud, ClusterObserver, InstanceEvents, InstanceTagging, NodeClassCloud, OfferingStatus,
     ServiceStatus, Untagged,
 };
-pub use crate::cloud::launch::{LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
+pub use crate::cloud::launch_request::{LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
 pub use crate::cloud::message::{Message, MessageKind};
 pub use crate::cloud::node_class::{Resolution, Verdict};
 pub use crate::cloud::optional_api::OptionalApi;

@@ -9,14 +9,14 @@ use stowage_model::labels;
 
 use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found};
-use crate::controllers::node_claim::metrics;
+use crate::controllers::node_claim::claim_metrics;
 use crate::decisions::disruption::reason::DisruptionReason;
 
 /// Deletes a claim and counts the disruption. Its finalizer keeps it until the instance is terminated. No error when it is gone
 /// already.
 pub async fn delete_claim(ctx: &Context, claim: &NodeClaim, reason: DisruptionReason) -> Result<(), kube::Error> {
     request_deletion(ctx, claim).await?;
-    metrics::count_disrupted(ctx, claim, reason);
+    claim_metrics::count_disrupted(ctx, claim, reason);
     Ok(())
 }
 
@@ -44,7 +44,7 @@ pub async fn delete_unchanged_claim(
 ) -> Result<(), kube::Error> {
     let only = Preconditions { uid: claim.uid(), resource_version: claim.resource_version() };
     delete_if(ctx, claim, only).await?;
-    metrics::count_disrupted(ctx, claim, reason);
+    claim_metrics::count_disrupted(ctx, claim, reason);
     Ok(())
 }
 
@@ -94,7 +94,7 @@ pub async fn release_node(ctx: &Context, node: &Node) -> Result<(), kube::Error>
     let patch = json!({"metadata": {"finalizers": left, "resourceVersion": node.resource_version()}});
     let released = ctx.patch_node(&node.name_any(), &patch).await;
     if released.is_ok() {
-        metrics::count_terminated_node(ctx, node, clock::now());
+        claim_metrics::count_terminated_node(ctx, node, clock::now());
     }
     ignore_not_found(released)
 }
@@ -105,7 +105,7 @@ pub async fn release_claim(ctx: &Context, claim: &NodeClaim) -> Result<(), kube:
     let patch = json!({"metadata": {"finalizers": left, "resourceVersion": claim.resource_version()}});
     let released = ctx.patch_claim(&claim.name_any(), &patch).await;
     if released.is_ok() {
-        metrics::count_terminated(ctx, claim, clock::now());
+        claim_metrics::count_terminated(ctx, claim, clock::now());
     }
     ignore_not_found(released)
 }

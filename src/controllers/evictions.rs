@@ -12,7 +12,7 @@ use stowage_api::NodeClaim;
 
 use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
-use crate::controllers::node_claim::metrics;
+use crate::controllers::node_claim::claim_metrics;
 use crate::decisions::pod_ref::PodRef;
 
 /// Concurrent evictions for one node.
@@ -60,7 +60,7 @@ pub async fn evict(ctx: &Context, claim: &NodeClaim, node: &str, mut pods: Vec<P
             }
         }
     }
-    metrics::count_pods_drained(ctx, claim, out.pods.len());
+    claim_metrics::count_pods_drained(ctx, claim, out.pods.len());
     if !is_urgent {
         // No pod leaves: others may.
         ctx.caps.take_back_evictions(out.refused + out.failed);

@@ -49,7 +49,7 @@ const TIMING: Timing = Timing {
 const RELEASE_ATTEMPTS: usize = 3;
 
 /// Result of an attempt to acquire or renew the lease.
-enum Outcome {
+enum ElectionOutcome {
     /// This candidate holds the lease.
     Leading,
     /// Another candidate holds the lease.
@@ -60,7 +60,7 @@ enum Outcome {
 
 /// A candidate for the lease.
 #[derive(Clone)]
-pub struct Candidate {
+pub struct LeaderCandidate {
     client: Client,
     /// Namespace of the lease; `None` for a process that leads without a lease.
     namespace: Option<String>,
@@ -82,7 +82,7 @@ pub struct Candidate {
     has_other: IntGauge,
 }
 
-impl Candidate {
+impl LeaderCandidate {
     /// A candidate with this identity for the Lease `namespace/name`, whose requests run on the current runtime. It must be that of `client`. Without
     /// a namespace the candidate needs no lease.
     ///
@@ -142,12 +142,12 @@ impl Candidate {
             if self.is_alone(&mut others).await {
                 match self.attempt().await {
                     // Of two candidates that looked before the other's write, at least one sees the other now.
-                    Ok(Outcome::Leading) if self.is_alone(&mut others).await => return,
-                    Ok(Outcome::Leading) => {
+                    Ok(ElectionOutcome::Leading) if self.is_alone(&mut others).await => return,
+                    Ok(ElectionOutcome::Leading) => {
                         self.release_with_retries().await;
                         tokio::time::sleep(self.timing.period.mul_f64(fastrand::f64())).await;
                     }
-                    Ok(Outcome::Following | Outcome::Conflict) => {}
+                    Ok(ElectionOutcome::Following | ElectionOutcome::Conflict) => {}
                     Err(error) => tracing::warn!(lease = self.name, %error, "failed to acquire lease, retrying"),
                 }
             } else if let Err(error) = self.read().await {
@@ -210,9 +210,9 @@ impl Candidate {
             let left = renew_deadline.saturating_sub(renewed.elapsed()).min(renew_deadline / 2);
             let started = Instant::now();
             match tokio::time::timeout(left, self.attempt()).await {
-                Ok(Ok(Outcome::Leading)) => (renewed, wait) = (started, period),
-                Ok(Ok(Outcome::Conflict)) => {}
-                Ok(Ok(Outcome::Following)) => return "another replica leads now",
+                Ok(Ok(ElectionOutcome::Leading)) => (renewed, wait) = (started, period),
+                Ok(Ok(ElectionOutcome::Conflict)) => {}
+                Ok(Ok(ElectionOutcome::Following)) => return "another replica leads now",
                 Ok(Err(error)) => tracing::warn!(lease = self.name, %error, "failed to renew lease, retrying"),
                 Err(_) => tracing::warn!(lease = self.name, "lease renewal timed out, retrying"),
             }
@@ -264,8 +264,8 @@ impl Candidate {
 
     /// Writes the lease if it is held by this candidate, free, or expired. A lease that this candidate wrote last is not read before: a write
     /// of another candidate makes the renewal conflict, and the next attempt reads it.
-    async fn attempt(&mut self) -> Result<Outcome, kube::Error> {
-        let Some(api) = self.leases() else { return Ok(Outcome::Leading) };
+    async fn attempt(&mut self) -> Result<ElectionOutcome, kube::Error> {
+        let Some(api) = self.leases() else { return Ok(ElectionOutcome::Leading) };
         let known = match self.held.take() {
             Some(held) => Some(held),
             None => self.read().await?,
@@ -283,7 +283,7 @@ impl Candidate {
         let free = spec.holder_identity.as_deref().is_none_or(str::is_empty);
         let expired = self.observed.as_ref().is_some_and(|(_, _, since)| since.elapsed() >= self.timing.duration);
         if !(ours || free || expired) {
-            return Ok(Outcome::Following);
+            return Ok(ElectionOutcome::Following);
         }
         let transitions = spec.lease_transitions.unwrap_or(0) + i32::from(!ours);
         let mut next = self.spec(transitions);
@@ -297,13 +297,13 @@ impl Candidate {
     }
 
     /// The outcome of a write, and what is held after it.
-    fn written(&mut self, written: Result<Lease, kube::Error>) -> Result<Outcome, kube::Error> {
+    fn written(&mut self, written: Result<Lease, kube::Error>) -> Result<ElectionOutcome, kube::Error> {
         match written {
             Ok(lease) => {
                 self.held = Some(lease);
-                Ok(Outcome::Leading)
+                Ok(ElectionOutcome::Leading)
             }
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Conflict),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(ElectionOutcome::Conflict),
             Err(error) => Err(error),
         }
     }

@@ -6,7 +6,7 @@ use stowage_api::NodePool;
 use stowage_model::interruption::MessageKind;
 
 use crate::controllers::caps::Capped;
-use crate::controllers::disruption::metrics::preset as preset_disruption;
+use crate::controllers::disruption::disruption_metrics::preset as preset_disruption;
 use crate::controllers::disruption::scores::{APPROVED, REJECTED};
 use crate::controllers::node_claim::garbage_collection::{INSTANCE, NODE, NODE_CLAIM};
 use crate::decisions::disruption::reason::DisruptionReason;

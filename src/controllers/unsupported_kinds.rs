@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
     use crate::test_support::failures::World;
-    use crate::test_support::kubernetes::store::Refusal;
+    use crate::test_support::kubernetes::object_store::Refusal;
     use crate::test_support::kubernetes::{FakeApi, Fault};
 
     /// A NodeOverlay and a CapacityBuffer.

@@ -15,7 +15,7 @@ use crate::server::middleware::{WebhookResult, error};
 use crate::server::state::AppState;
 use crate::webhook;
 
-type Outcome = Result<Vec<u8>, String>;
+type Encoded = Result<Vec<u8>, String>;
 
 /// `POST /v1/filter`.
 pub(crate) async fn filter(State(state): State<Arc<AppState>>, body: Body) -> Response {
@@ -91,7 +91,7 @@ pub(crate) async fn mutate(State(state): State<Arc<AppState>>, body: Body) -> Re
 }
 
 /// Runs an extender verb on a body and records its duration.
-async fn verb(name: &'static str, state: Arc<AppState>, body: Body, run: fn(&AppState, &[u8]) -> Outcome) -> Response {
+async fn verb(name: &'static str, state: Arc<AppState>, body: Body, run: fn(&AppState, &[u8]) -> Encoded) -> Response {
     process(body, move |body| {
         let started = Instant::now();
         let outcome = run(&state, body);
@@ -128,6 +128,6 @@ fn parse<'a, T: Deserialize<'a>>(what: &str, body: &'a [u8]) -> Result<T, String
     serde_json::from_slice(body).map_err(|cause| format!("the body is no {what}: {cause}"))
 }
 
-fn encode<T: Serialize>(answer: &T) -> Outcome {
+fn encode<T: Serialize>(answer: &T) -> Encoded {
     serde_json::to_vec(answer).map_err(|cause| format!("can't encode the answer: {cause}"))
 }

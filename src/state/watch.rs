@@ -356,7 +356,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::test_support::kubernetes::store::Refusal;
+    use crate::test_support::kubernetes::object_store::Refusal;
     use crate::test_support::kubernetes::{FakeApi, Fault};
     use crate::test_support::objects;
 

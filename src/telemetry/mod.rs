@@ -1,7 +1,7 @@
 //! Metrics: their registry, and the structs that hold the collectors. Imports nothing of the crate but `sync`.
 
 pub mod buckets;
-pub mod cloud;
+pub mod cloud_metrics;
 pub mod conditions;
 pub mod controllers;
 pub mod metric;

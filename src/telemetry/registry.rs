@@ -497,7 +497,7 @@ mod tests {
 
     use super::*;
     use crate::telemetry::Metrics;
-    use crate::telemetry::cloud::CloudMetrics;
+    use crate::telemetry::cloud_metrics::CloudMetrics;
     use crate::telemetry::controllers::ControllerMetrics;
 
     #[test]

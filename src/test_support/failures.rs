@@ -11,9 +11,9 @@ use stowage_model::labels;
 
 use crate::controllers::context::Context;
 use crate::decisions::placement::mode::PlacementMode;
-use crate::test_support::cloud::FakeCloud;
-use crate::test_support::kubernetes::store::{Key, Refusal};
+use crate::test_support::kubernetes::object_store::{Key, Refusal};
 use crate::test_support::kubernetes::{FakeApi, Fault, Recorded};
+use crate::test_support::scripted_cloud::FakeCloud;
 
 /// The API server and the cloud before the write path runs.
 pub struct World {

@@ -13,7 +13,7 @@ use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_smithy_runtime_api::http::StatusCode;
 
-use crate::cloud::ec2::aws::client::{ATTEMPTS, Clients, READ_TIMEOUT};
+use crate::cloud::ec2::aws::client::{ATTEMPTS, AwsClients, READ_TIMEOUT};
 use crate::cloud::ec2::aws::rate_limited_http::{CallGate, rate_limited};
 
 /// A request that a client sent.
@@ -59,8 +59,8 @@ impl HttpConnector for Endpoint {
     }
 }
 
-/// Clients in us-east-1 whose requests go to `respond`, and the requests so far. EC2 calls are attempted twice, without backoff.
-pub fn clients(respond: Responder) -> (Clients, Arc<Mutex<Vec<Request>>>) {
+/// AwsClients in us-east-1 whose requests go to `respond`, and the requests so far. EC2 calls are attempted twice, without backoff.
+pub fn clients(respond: Responder) -> (AwsClients, Arc<Mutex<Vec<Request>>>) {
     let requests = Arc::new(Mutex::new(Vec::new()));
     let connector = SharedHttpConnector::new(Endpoint { respond, requests: Arc::clone(&requests) });
     let network = http_client_fn(move |_, _| connector.clone());
@@ -71,7 +71,7 @@ pub fn clients(respond: Responder) -> (Clients, Arc<Mutex<Vec<Request>>>) {
         .credentials_provider(SharedCredentialsProvider::new(Credentials::new("id", "secret", None, None, "test")))
         .http_client(rate_limited(network, Arc::clone(&gate)))
         .build();
-    let mut clients = Clients::new(&config, gate, ATTEMPTS, READ_TIMEOUT).unwrap();
+    let mut clients = AwsClients::new(&config, gate, ATTEMPTS, READ_TIMEOUT).unwrap();
     let quick = RetryConfig::standard().with_max_attempts(2).with_initial_backoff(Duration::from_millis(1));
     for client in [&mut clients.ec2, &mut clients.fleet] {
         let conf = client.config().to_builder().retry_config(quick.clone()).build();

@@ -3,8 +3,8 @@
 //!
 //! Nothing sleeps: the client retries by the policy of the production client, and only adds up the time that it would wait.
 
+pub mod object_store;
 pub mod request;
-pub mod store;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,8 +38,8 @@ use crate::decisions::provisioning::batch_window::BatchLimits;
 use crate::state::{Cluster, ClusterState};
 use crate::sync::lock;
 use crate::telemetry::controllers::ControllerMetrics;
+use crate::test_support::kubernetes::object_store::{Key, Patch, Refusal, Store};
 use crate::test_support::kubernetes::request::target;
-use crate::test_support::kubernetes::store::{Key, Patch, Refusal, Store};
 
 pub use crate::test_support::kubernetes::request::{Fault, Recorded};
 

@@ -1,7 +1,6 @@
 //! Shared fixtures of test modules: a Kubernetes API server and AWS endpoints in memory, a scripted cloud, test objects, and a
 //! harness that runs one write path under every failure. No assertion about a single controller belongs here.
 
-pub mod cloud;
 mod cluster_state;
 pub(crate) mod consolidation_world;
 pub mod failures;
@@ -10,6 +9,7 @@ mod fuzz;
 pub(crate) mod history;
 pub mod kubernetes;
 pub mod objects;
+pub mod scripted_cloud;
 pub(crate) mod small_cluster;
 
 pub(crate) use cluster_state::state_with_planned_pod;

@@ -10,7 +10,7 @@ use stowage_model::time::UnixMillis;
 use stowage_planner::{Effort, PlanSettings};
 
 use crate::decisions::disruption::node_facts::{Facts, FactsCache};
-use crate::decisions::disruption::simulate::{Outcome, Simulator};
+use crate::decisions::disruption::simulate::{SimulatedRemoval, Simulator};
 use crate::state::instance_types::ReadyPool;
 use crate::state::plan_record::Holds;
 use crate::state::snapshot::SnapshotRequest;
@@ -112,7 +112,7 @@ impl SmallCluster {
     }
 
     /// The outcome of the removal of these claims.
-    pub fn simulate(&self, without: &[&str]) -> Outcome {
+    pub fn simulate(&self, without: &[&str]) -> SimulatedRemoval {
         self.simulator().simulate(&without.iter().map(|claim| (*claim).to_owned()).collect(), Effort::Normal)
     }
 }

@@ -94,14 +94,14 @@ pub fn review(body: &[u8], rules: &Rules) -> Result<Review, AdmissionError> {
         return Err(AdmissionError::Member { member: "request.uid", expected: "a non-empty string" });
     }
     if !creates_a_pod(request) {
-        return Ok(answer(uid, ReviewResult::Exempt, Outcome::default()));
+        return Ok(answer(uid, ReviewResult::Exempt, ReviewOutcome::default()));
     }
     let pod = request
         .get("object")
         .filter(|object| object.is_object())
         .ok_or(AdmissionError::Member { member: "request.object", expected: "an object" })?;
     if is_exempt(request, pod) {
-        return Ok(answer(uid, ReviewResult::Exempt, Outcome::default()));
+        return Ok(answer(uid, ReviewResult::Exempt, ReviewOutcome::default()));
     }
     let outcome = normalize(pod, rules);
     let result = match (&outcome.patch, outcome.doubtful) {
@@ -134,16 +134,16 @@ fn is_exempt(request: &Value, pod: &Value) -> bool {
 }
 
 #[derive(Default)]
-struct Outcome {
+struct ReviewOutcome {
     patch: Option<String>,
     doubtful: bool,
     rules: Vec<&'static str>,
     warnings: Vec<String>,
 }
 
-fn normalize(pod: &Value, rules: &Rules) -> Outcome {
+fn normalize(pod: &Value, rules: &Rules) -> ReviewOutcome {
     let mut wanted = pod.clone();
-    let mut outcome = Outcome::default();
+    let mut outcome = ReviewOutcome::default();
     outcome.rules.extend(rules.iter().filter(|rule| (rule.apply)(&mut wanted)).map(|rule| rule.id));
     outcome.warnings.extend(rules.iter().flat_map(|rule| (rule.warnings)(&wanted)));
     if outcome.rules.is_empty() {
@@ -184,7 +184,7 @@ fn checked_patch(pod: &Value, wanted: &Value) -> Option<Vec<u8>> {
     (patched == *wanted).then_some(json)
 }
 
-fn answer(uid: &str, result: ReviewResult, outcome: Outcome) -> Review {
+fn answer(uid: &str, result: ReviewResult, outcome: ReviewOutcome) -> Review {
     let mut response = Map::new();
     response.insert("uid".to_owned(), Value::from(uid));
     response.insert("allowed".to_owned(), Value::from(true));

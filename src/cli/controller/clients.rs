@@ -1,4 +1,4 @@
-//! Clients of the API server, one per purpose. Each has a time limit: a connection to an API server that vanished gives no error by itself
+//! KubeClients of the API server, one per purpose. Each has a time limit: a connection to an API server that vanished gives no error by itself
 //! for a quarter of an hour.
 
 use std::time::Duration;
@@ -26,7 +26,7 @@ const QUEUE: usize = 1024;
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// The clients.
-pub(crate) struct Clients {
+pub(crate) struct KubeClients {
     /// Reads and writes of the reconcilers.
     pub(crate) writes: Client,
     /// Watches. A time limit for responses would end them.
@@ -35,7 +35,7 @@ pub(crate) struct Clients {
     pub(crate) evictions: Client,
 }
 
-impl Clients {
+impl KubeClients {
     pub(crate) fn new(config: &Config, calls: &ApiCalls) -> anyhow::Result<Self> {
         Ok(Self {
             writes: client(config, calls, WRITES, true).context("creating a Kubernetes client")?,
@@ -125,6 +125,6 @@ mod tests {
         assert!(LEASE * 2 <= Duration::from_secs(10), "two attempts within the renewal deadline");
         assert!(WATCHES > Duration::from_secs(u64::from(crate::state::watch::WATCH_SECONDS) + 5));
         let config = Config::new("http://127.0.0.1:1".parse().unwrap());
-        assert!(Clients::new(&config, &calls()).is_ok());
+        assert!(KubeClients::new(&config, &calls()).is_ok());
     }
 }

@@ -10,7 +10,7 @@ use stowage_model::pause;
 use tokio::task::JoinSet;
 
 use crate::cli::controller::arguments::ControllerArgs;
-use crate::cli::controller::cloud::{Prepared, cloud};
+use crate::cli::controller::cloud_setup::{Prepared, cloud};
 use crate::cli::controller::start_cloud::{Starting, lost};
 use crate::cloud::simulated::new_instance::IMAGE_ID;
 use crate::controllers::context::Settings;
@@ -19,8 +19,8 @@ use crate::controllers::derived_state::DerivedState;
 use crate::controllers::disruption;
 use crate::controllers::enforcement::{nominated_events, nominations, planned_taint};
 use crate::controllers::event_recorder::EventRecorder;
-use crate::controllers::interruption::{departure, queue, status_checks};
-use crate::controllers::leader::Candidate;
+use crate::controllers::interruption::{queue, status_checks};
+use crate::controllers::leader::LeaderCandidate;
 use crate::controllers::leader::report::report;
 use crate::controllers::node_claim::{
     capacity_reservations, consistency, drift, expiration, garbage_collection, lifecycle, prices, repair, tagging,
@@ -55,7 +55,7 @@ pub(crate) fn lead(
     args: &ControllerArgs,
     client: kube::Client,
     evictions: kube::Client,
-    election: Candidate,
+    election: LeaderCandidate,
     cluster: Arc<Cluster>,
     derived: Arc<DerivedState>,
     debug: Arc<DebugSources>,
@@ -143,7 +143,7 @@ pub(crate) fn lead(
         loops.start("nominated events", TURN_LIMIT, nominated_events::run);
         loops.start("object events", TURN_LIMIT, object_events::run);
         loops.start("interruption queue", CLOUD_TURN_LIMIT, queue::run);
-        loops.start("departure", TURN_LIMIT, departure::run);
+        loops.start("departure", TURN_LIMIT, disruption::departure::run);
         loops.start("status checks", CLOUD_TURN_LIMIT, status_checks::run);
         loops.start("drift", CLOUD_TURN_LIMIT, drift::run);
         loops.start("expiration", TURN_LIMIT, expiration::run);

@@ -3,7 +3,7 @@
 pub mod api_calls;
 pub mod arguments;
 pub mod clients;
-pub mod cloud;
+pub mod cloud_setup;
 pub mod lead;
 mod log_lines;
 pub mod logging;

@@ -10,14 +10,14 @@ use tokio::runtime::Handle;
 use crate::cli::cluster;
 use crate::cli::controller::api_calls::ApiCalls;
 use crate::cli::controller::arguments::ControllerArgs;
-use crate::cli::controller::clients::{self, Clients};
+use crate::cli::controller::clients::{self, KubeClients};
 use crate::cli::controller::lead::{TURN_LIMIT, lead};
 use crate::cli::controller::logging::LogControl;
 use crate::clock;
 use crate::controllers::debug_state::sources::{DebugSources, Process};
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::enforcement::extender_view;
-use crate::controllers::leader::Candidate;
+use crate::controllers::leader::LeaderCandidate;
 use crate::controllers::supervise::supervised;
 use crate::controllers::vitals;
 use crate::decisions::placement::mode::PlacementMode;
@@ -42,14 +42,14 @@ pub(crate) async fn serve(args: &ControllerArgs, logs: LogControl, election: &Ha
     metrics.register_process().context("registering the metrics of the process")?;
     let cluster = Arc::new(Cluster::new(ClusterState::with_default_spread(args.plan.scheduler_config.clone())));
     let calls = ApiCalls { metrics: metrics.clone(), signs: Arc::clone(cluster.watch_signs()) };
-    let Clients { writes, watches, evictions } = Clients::new(&config, &calls)?;
+    let KubeClients { writes, watches, evictions } = KubeClients::new(&config, &calls)?;
     let election = {
         let _entered = election.enter();
         let lease = clients::lease(&config, &calls)?;
         let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "stowage".into());
         let identity = format!("{host}_{}_{}", std::process::id(), clock::now().0);
         let namespace = (!args.disable_leader_election).then(|| args.lease.namespace(&config.default_namespace));
-        Candidate::new(lease, namespace, &args.lease.leader_election_name, identity, &metrics)
+        LeaderCandidate::new(lease, namespace, &args.lease.leader_election_name, identity, &metrics)
     };
     let mut state = AppState::new(metrics, clock::now);
     state.rules = Rules::without(&args.disabled_admission_rules.0);

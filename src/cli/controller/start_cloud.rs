@@ -12,12 +12,12 @@ use prometheus::IntCounter;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::cli::controller::cloud::Prepared;
+use crate::cli::controller::cloud_setup::Prepared;
 use crate::cloud::Cloud;
 use crate::cloud::ec2;
 use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::simulated::SimulatedEc2;
-use crate::controllers::leader::Candidate;
+use crate::controllers::leader::LeaderCandidate;
 use crate::controllers::supervise::supervised;
 use crate::server::AppState;
 
@@ -53,7 +53,7 @@ impl Starting<'_> {
     /// The lease was lost.
     pub(crate) async fn lead_with_cloud(
         self,
-        election: &Candidate,
+        election: &LeaderCandidate,
         state: &AppState,
         stopped: &mut watch::Receiver<bool>,
         loops: &mut JoinSet<()>,
@@ -67,7 +67,7 @@ impl Starting<'_> {
             }
             Prepared::Ec2(options) => options,
         };
-        let start = |clients: ec2::Clients| {
+        let start = |clients: ec2::AwsClients| {
             let (client, options) = (self.client.clone(), ec2::Options::clone(options));
             async move { Ec2Provider::start(&client, clients, options).await }
         };
@@ -93,7 +93,7 @@ impl Starting<'_> {
 /// The part of a replica in the election of the leader, until its cloud runs.
 struct Candidacy<'a> {
     timing: Timing,
-    election: &'a Candidate,
+    election: &'a LeaderCandidate,
     state: &'a AppState,
     stopped: &'a mut watch::Receiver<bool>,
     /// Counts failed attempts.
@@ -159,7 +159,7 @@ async fn stop(stopped: &mut watch::Receiver<bool>) {
 }
 
 /// Waits for the lease. Returns false when the process was stopped meanwhile.
-async fn acquire(election: &Candidate, state: &AppState, stopped: &mut watch::Receiver<bool>) -> bool {
+async fn acquire(election: &LeaderCandidate, state: &AppState, stopped: &mut watch::Receiver<bool>) -> bool {
     tokio::select! {
         () = election.acquire() => tracing::info!("leading"),
         () = stop(stopped) => return false,
@@ -169,7 +169,7 @@ async fn acquire(election: &Candidate, state: &AppState, stopped: &mut watch::Re
 }
 
 /// Renews the lease until it is lost; returns the reason.
-pub(crate) async fn lost(election: &Candidate) -> anyhow::Error {
+pub(crate) async fn lost(election: &LeaderCandidate) -> anyhow::Error {
     let why = election.renew().await;
     anyhow::anyhow!("the leader lease was lost: {why}; this replica starts over")
 }

@@ -16,7 +16,7 @@ use crate::cli::args::LeaseArgs;
 use crate::cli::aws::AwsArgs;
 use crate::cli::cluster;
 use crate::cli::manifests::Input;
-use crate::cloud::ec2::Clients;
+use crate::cloud::ec2::AwsClients;
 use crate::cloud::ec2::aws::client::ClientOverrides;
 use crate::cloud::ec2::preflight;
 use crate::cloud::ec2::preflight::{CheckResult, ClassSource, leases};
@@ -99,7 +99,7 @@ async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> 
         (config.and_then(|config| kube::Client::try_from(config).ok()), classes, pools, ClassSource::Files)
     };
     let overrides = ClientOverrides { region: args.region.clone(), role: args.role.clone(), attempts: Some(ATTEMPTS) };
-    let clients = Clients::connect(overrides).await?;
+    let clients = AwsClients::connect(overrides).await?;
     let mut findings = Box::pin(preflight::check(&clients, &options, kube.as_ref(), origin, &classes, &pools)).await;
     if let (Some(own), Some(kube)) = (own_lease, &kube) {
         let names = BTreeSet::from([args.lease.leader_election_name.clone(), KARPENTER_LEASE.to_owned()]);

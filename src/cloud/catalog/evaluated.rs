@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
+use crate::cloud::catalog::node_settings::{NodeSettings, Reserved, reserved};
 use crate::cloud::catalog::overhead::default_pods;
 use crate::cloud::catalog::raw::RawInstanceType;
-use crate::cloud::catalog::settings::{NodeSettings, Reserved, reserved};
 use crate::cloud::kubelet_config::expressions::{Compiled, Evaluated, Expressions, InstanceTypeFacts, Unusable};
 
 /// The result of evaluating the expressions on many instance types.

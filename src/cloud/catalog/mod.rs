@@ -8,19 +8,19 @@ pub mod embedded;
 pub mod evaluated;
 pub mod labels;
 pub mod node;
+pub mod node_settings;
 pub mod overhead;
 pub mod price;
 pub mod raw;
-pub mod settings;
 
 pub use crate::cloud::catalog::embedded::embedded;
 pub use crate::cloud::catalog::evaluated::Trial;
 pub use crate::cloud::catalog::node::EBS_DRIVER;
+pub use crate::cloud::catalog::node_settings::NodeSettings;
 pub use crate::cloud::catalog::price::SpotPricing;
 pub use crate::cloud::catalog::raw::{
     RawAccelerator, RawCatalog, RawGpu, RawInstanceType, RawNeuronDevice, architecture, parse,
 };
-pub use crate::cloud::catalog::settings::NodeSettings;
 
 #[cfg(test)]
 mod conformance_tests;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use stowage_api::Ec2NodeClass;
 use stowage_model::offering::{CapacityType, Catalog, InstanceType, Offering};
 
+use crate::cloud::catalog::node_settings::NodeSettings;
 use crate::cloud::catalog::price::SpotPricing;
 use crate::cloud::catalog::raw::{RawCatalog, RawInstanceType, architecture};
-use crate::cloud::catalog::settings::NodeSettings;
 use crate::cloud::catalog::{labels, overhead};
 
 /// Name of the EBS CSI driver.

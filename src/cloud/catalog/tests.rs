@@ -7,8 +7,8 @@ use stowage_model::resources::Resources;
 use stowage_model::units::MicroUsd;
 use stowage_model::units::{Bytes, Millicores};
 
+use crate::cloud::catalog::node_settings::Reserved;
 use crate::cloud::catalog::overhead::MIB;
-use crate::cloud::catalog::settings::Reserved;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::cloud::catalog::{NodeSettings, RawInstanceType, SpotPricing, embedded};
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::instances::status_checks;
 use crate::cloud::ec2::interruption::messages::EventKind;
-use crate::cloud::ec2::interruption::queue::Queue;
+use crate::cloud::ec2::interruption::sqs_queue::Queue;
 use crate::cloud::ec2::node_class::capacity_reservations;
 use crate::cloud::ec2::offerings::instance_types;
 use crate::cloud::ec2::offerings::refresh;
@@ -20,7 +20,7 @@ use crate::cloud::ec2::offerings::region_snapshot::{Dataset, RegionSnapshot};
 #[tokio::test]
 #[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
 async fn region_data_is_read() {
-    let clients = Clients::from_environment().await.unwrap();
+    let clients = AwsClients::from_environment().await.unwrap();
     let region = Region::new(RegionSnapshot::embedded("us-east-1", embedded()));
     let apis = RegionApis { ec2: clients.ec2.clone(), pricing: None };
     refresh::hydrate(&region, &apis, refresh::start_timeout).await;
@@ -55,7 +55,7 @@ async fn region_data_is_read() {
 #[tokio::test]
 #[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
 async fn messages_are_sent_received_and_deleted() {
-    let clients = Clients::from_environment().await.unwrap();
+    let clients = AwsClients::from_environment().await.unwrap();
     let name = format!("stowage-test-{}", crate::clock::now().0);
     let queue = Queue::new(clients.sqs.clone(), &name);
     assert!(queue.receive(crate::clock::now).await.is_err(), "there is no such queue yet");
@@ -96,7 +96,7 @@ async fn messages_are_sent_received_and_deleted() {
 #[tokio::test]
 #[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
 async fn statuses_and_offerings_are_read() {
-    let clients = Clients::from_environment().await.unwrap();
+    let clients = AwsClients::from_environment().await.unwrap();
     let statuses = status_checks::describe_statuses(&clients.ec2).await.unwrap();
     assert_eq!(status_checks::unhealthy(&statuses, crate::clock::now()), []);
     let zones = instance_types::zones_by_type(&instance_types::describe_offerings(&clients.ec2).await.unwrap());
@@ -106,7 +106,7 @@ async fn statuses_and_offerings_are_read() {
 #[tokio::test]
 #[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
 async fn an_endpoint_without_capacity_reservations_fails_quickly() {
-    let clients = Clients::from_environment().await.unwrap();
+    let clients = AwsClients::from_environment().await.unwrap();
     let terms = [serde_json::from_value(json!({"tags": {"stowage": "*"}})).unwrap()];
     let began = Instant::now();
     match capacity_reservations::find(&clients, &terms).await {

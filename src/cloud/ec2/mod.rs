@@ -30,10 +30,10 @@ pub mod preflight;
 pub mod provider;
 pub mod tags;
 
-pub use crate::cloud::ec2::aws::client::Clients;
+pub use crate::cloud::ec2::aws::client::AwsClients;
 pub use crate::cloud::ec2::options::Options;
 pub use crate::cloud::ec2::provider::Ec2Provider;
-pub use crate::cloud::ec2::provider::metrics::publish;
+pub use crate::cloud::ec2::provider::provider_metrics::publish;
 
 #[cfg(test)]
 mod live_tests;

@@ -79,7 +79,7 @@ struct ClusterApis {
 }
 
 /// The outcome of a task.
-enum Outcome {
+enum TaskOutcome {
     Step { id: String, step: NodeStep, result: Result<(), StepError> },
     Event,
 }
@@ -94,7 +94,7 @@ impl SimulatedEc2 {
             .default_backoff()
             .touched_objects()
             .boxed();
-        let mut tasks: FuturesUnordered<BoxFuture<'static, Outcome>> = FuturesUnordered::new();
+        let mut tasks: FuturesUnordered<BoxFuture<'static, TaskOutcome>> = FuturesUnordered::new();
         let mut busy: BTreeSet<String> = BTreeSet::new();
         let mut failures: BTreeMap<String, (u32, Instant)> = BTreeMap::new();
         let mut watching = true;
@@ -112,7 +112,7 @@ impl SimulatedEc2 {
             tokio::select! {
                 () = &mut shutdown => return,
                 Some(outcome) = tasks.next(), if !tasks.is_empty() => {
-                    if let Outcome::Step { id, step, result } = outcome {
+                    if let TaskOutcome::Step { id, step, result } = outcome {
                         busy.remove(&id);
                         match result {
                             Ok(()) => {
@@ -144,14 +144,14 @@ impl SimulatedEc2 {
         }
     }
 
-    async fn perform(self: Arc<Self>, cluster: ClusterApis, action: NodeAction) -> Outcome {
+    async fn perform(self: Arc<Self>, cluster: ClusterApis, action: NodeAction) -> TaskOutcome {
         let NodeAction { record, step } = action;
         let result = match step {
             NodeStep::Registered => self.register(&cluster.nodes, &record).await,
             NodeStep::Silenced => silence(&cluster, &record).await,
             NodeStep::Removed => remove(&cluster.nodes, &record).await,
         };
-        Outcome::Step { id: record.id, step, result }
+        TaskOutcome::Step { id: record.id, step, result }
     }
 
     fn instance_type_of(&self, record: &InstanceRecord) -> Result<InstanceType, StepError> {
@@ -180,7 +180,7 @@ impl SimulatedEc2 {
     }
 
     /// Applies the event of a Node's annotation. Removes the annotation first, with optimistic locking, so that it applies once.
-    async fn apply_annotation(self: Arc<Self>, nodes: Api<Node>, node: PartialObjectMeta<Node>) -> Outcome {
+    async fn apply_annotation(self: Arc<Self>, nodes: Api<Node>, node: PartialObjectMeta<Node>) -> TaskOutcome {
         let name = node.name_any();
         let text = node.annotations().get(EVENT_ANNOTATION).cloned().unwrap_or_default();
         let patch = json!({"metadata": {
@@ -192,7 +192,7 @@ impl SimulatedEc2 {
             // The Node changed, and the watch delivers it again, or it is deleted.
             Err(error) => {
                 debug!(node = %name, %error, "event annotation not applied");
-                return Outcome::Event;
+                return TaskOutcome::Event;
             }
         }
         let outcome =
@@ -207,7 +207,7 @@ impl SimulatedEc2 {
                 }
             }
         }
-        Outcome::Event
+        TaskOutcome::Event
     }
 }
 

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use crate::clock;
 use crate::cloud::catalog::{NodeSettings, embedded};
-use crate::cloud::launch::launchable;
+use crate::cloud::launch_request::launchable;
 use crate::cloud::simulated::config::{BootDelay, SimulatedConfig, Timings};
 use crate::cloud::simulated::engine::Engine;
 use crate::cloud::simulated::instance_event::InstanceEvent;

@@ -5,11 +5,11 @@ use serde_json::json;
 use stowage_model::events;
 
 use super::*;
-use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, outcome, transcript};
-use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::objects::{claim, node, node_class};
+use crate::test_support::scripted_cloud::FakeCloud;
 
 fn world() -> World {
     let api = FakeApi::default();

@@ -130,11 +130,11 @@ pub enum Reason {
 pub struct HoldList {
     as_of: String,
     #[serde(flatten)]
-    list: List<Hold>,
+    list: List<HeldRoom>,
 }
 
 #[derive(Debug, Serialize)]
-pub struct Hold {
+pub struct HeldRoom {
     nodeclaim: String,
     /// `null` until a displaced pod has a successor.
     pod: Option<String>,
@@ -375,7 +375,7 @@ impl HoldList {
     fn of(at: UnixMillis, holds: &Holds) -> Self {
         let total: usize = holds.by_claim.values().map(Vec::len).sum();
         let all = holds.by_claim.iter().flat_map(|(claim, holds)| holds.iter().map(move |hold| (claim, hold)));
-        let entries = all.map(|(claim, hold)| Hold {
+        let entries = all.map(|(claim, hold)| HeldRoom {
             nodeclaim: text(claim),
             pod: hold.pod.as_deref().map(text),
             planned_pod: text(&hold.original),

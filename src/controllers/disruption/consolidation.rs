@@ -11,7 +11,7 @@ use stowage_planner::Effort;
 use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
-use crate::controllers::disruption::metrics;
+use crate::controllers::disruption::disruption_metrics;
 use crate::controllers::disruption::scores::report_rejected;
 use crate::controllers::disruption::simulate::{plan_moves, plan_present, simulate, simulator};
 use crate::controllers::event_queue::EventQueue;
@@ -64,7 +64,7 @@ pub async fn choose(
         took: begin.elapsed(),
         ..LastConsolidation::at(now)
     });
-    metrics::observe(ctx, DisruptionReason::Underutilized, begin.elapsed());
+    disruption_metrics::observe(ctx, DisruptionReason::Underutilized, begin.elapsed());
     log(candidates, &decision, begin.elapsed());
     moves
 }
@@ -154,7 +154,7 @@ async fn decide(
         };
         let mut decision = consolidation.decide(&mut known, simulator.waiting_pods(), simulate, now);
         if begin.elapsed() > MAX_TIME {
-            metrics::count_timeout(&ctx);
+            disruption_metrics::count_timeout(&ctx);
         }
         let moves = moves(&ctx, &consolidation, &mut known, &simulator, &decision.claims, now);
         decision.claims.retain(|claim| moves.iter().any(|one| one.sources.contains_key(claim)));

@@ -1,11 +1,12 @@
-//! Voluntary disruption: empty, drifted, expiring and underutilized nodes; and the mark and taint of every disruption.
+//! Voluntary disruption: empty, drifted, expiring and underutilized nodes; and the mark, the taint and the deletion of every disruption.
 
 pub mod advance;
 pub mod blocked;
 pub mod consolidatable;
 pub mod consolidation;
+pub mod departure;
+pub mod disruption_metrics;
 pub mod mark;
-pub mod metrics;
 pub mod outdated_replacement;
 pub mod replacement;
 pub mod report_only;

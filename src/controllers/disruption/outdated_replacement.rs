@@ -10,7 +10,7 @@ use tokio::task::spawn_blocking;
 use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::blocked::report_blocked;
-use crate::controllers::disruption::metrics;
+use crate::controllers::disruption::disruption_metrics;
 use crate::controllers::disruption::simulate::{plan_moves, plan_present, simulate, simulator};
 use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::moves::Move;
@@ -18,7 +18,7 @@ use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::disruption::outdated::OutdatedNode;
 use crate::decisions::disruption::outdated_replacement::{OutdatedAttempt, OutdatedReplacement};
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::decisions::disruption::simulate::{Outcome, Simulator};
+use crate::decisions::disruption::simulate::{SimulatedRemoval, Simulator};
 use crate::state::instance_types::ReadyPool;
 use crate::sync::heartbeat;
 
@@ -57,7 +57,7 @@ pub async fn choose(
                     )
                     .ok()
                     .flatten();
-                if outcome.as_ref().is_some_and(Outcome::is_complete) {
+                if outcome.as_ref().is_some_and(SimulatedRemoval::is_complete) {
                     pass.accept(node);
                 } else {
                     replacement.blocked(&node.claim, now);
@@ -69,7 +69,7 @@ pub async fn choose(
         }
     }
     report_blocked(ctx, queue, reason, &blocked);
-    metrics::observe(ctx, reason, begin.elapsed());
+    disruption_metrics::observe(ctx, reason, begin.elapsed());
     let chosen = pass.finish();
     if chosen.is_empty() {
         return Vec::new();

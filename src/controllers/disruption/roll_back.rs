@@ -11,8 +11,8 @@ use stowage_model::events;
 use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::deletion::request_deletion;
+use crate::controllers::disruption::disruption_metrics::{self, Removed};
 use crate::controllers::disruption::mark::unmark;
-use crate::controllers::disruption::metrics::{self, Removed};
 use crate::decisions::disruption::progress::Progress;
 use crate::decisions::provisioning::plan_changes::{claims_with, without_pods};
 use crate::state::object_ext::NodeClaimExt;
@@ -50,7 +50,7 @@ pub async fn roll_back(ctx: &Context, one: &Progress, why: &str) {
     }
     let has_replacements = one.record.replaced_by.is_some() || has_new_nodes;
     let removed = Removed { reason: one.reason, nodes: sources.len(), has_replacements };
-    metrics::count_taken_back(ctx, removed);
+    disruption_metrics::count_taken_back(ctx, removed);
     let is_late = one.record.give_up <= clock::now();
     abandon(ctx, sources, if is_late { RETRY_LATE } else { RETRY });
     stream::iter(&one.sources)

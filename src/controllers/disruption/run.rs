@@ -16,8 +16,8 @@ use crate::clock;
 use crate::controllers::condition_writer::write_condition;
 use crate::controllers::context::{Context, ignore_not_found, is_conflict};
 use crate::controllers::deletion::delete_claim;
+use crate::controllers::disruption::disruption_metrics;
 use crate::controllers::disruption::mark::unmark;
-use crate::controllers::disruption::metrics;
 use crate::controllers::disruption::start::{CONCURRENCY, start_empty};
 use crate::controllers::disruption::taint::taint;
 use crate::decisions::disruption::emptiness::{self, EmptyNodeStep};
@@ -60,7 +60,7 @@ impl Disruption {
     async fn remove_empty(&mut self, ctx: &Context, now: UnixMillis) {
         let begin = Instant::now();
         let chosen = choose_empty(ctx, &ctx.ready_pools(), now);
-        metrics::observe(ctx, DisruptionReason::Empty, begin.elapsed());
+        disruption_metrics::observe(ctx, DisruptionReason::Empty, begin.elapsed());
         let steps = {
             let state = ctx.cluster.read();
             self.marked.empty_steps(&state, &ctx.derived.holds(&state, now), now)

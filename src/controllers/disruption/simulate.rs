@@ -11,7 +11,7 @@ use crate::controllers::disruption::run::choose_empty;
 use crate::controllers::provisioning::isolation::generation;
 use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::outdated::next_to_replace;
-use crate::decisions::disruption::simulate::{Outcome, Simulator};
+use crate::decisions::disruption::simulate::{SimulatedRemoval, Simulator};
 use crate::state::instance_types::ReadyPool;
 use crate::state::snapshot::SnapshotRequest;
 use crate::sync::lock;
@@ -58,7 +58,7 @@ pub fn plan_present(ctx: &Context, simulator: &mut Simulator) -> Option<()> {
 }
 
 /// Simulates the removal of the nodes of the claims `without`. Takes as long as the planner does. `None` when the planner panicked.
-pub fn simulate(ctx: &Context, simulator: &Simulator, without: &BTreeSet<String>) -> Option<Outcome> {
+pub fn simulate(ctx: &Context, simulator: &Simulator, without: &BTreeSet<String>) -> Option<SimulatedRemoval> {
     caught(ctx, without, || simulator.simulate(without, EFFORT))
 }
 
@@ -68,7 +68,7 @@ pub fn plan_moves(
     simulator: &Simulator,
     without: &BTreeSet<String>,
     effort: Effort,
-) -> Option<(Outcome, Vec<Move>)> {
+) -> Option<(SimulatedRemoval, Vec<Move>)> {
     caught(ctx, without, || simulator.moves(without, effort))
 }
 

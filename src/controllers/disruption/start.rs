@@ -11,8 +11,8 @@ use stowage_planner::Plan;
 use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
+use crate::controllers::disruption::disruption_metrics::{self, Removed};
 use crate::controllers::disruption::mark::mark;
-use crate::controllers::disruption::metrics::{self, Removed};
 use crate::controllers::disruption::roll_back::{RETRY, abandon, release};
 use crate::controllers::disruption::scores::report_approved;
 use crate::controllers::event_queue::EventQueue;
@@ -55,11 +55,11 @@ pub async fn start_empty(ctx: &Context, chosen: Vec<String>) {
     };
     claims.retain(|claim| !ctx.is_left_out_of_plans(claim));
     let reason = DisruptionReason::Empty;
-    metrics::count_changed(ctx, reason, count - claims.len());
+    disruption_metrics::count_changed(ctx, reason, count - claims.len());
     claims.truncate(ctx.admit(Capped::Disruption, claims.len()).await);
     if !claims.is_empty() {
         let removed = Removed { reason, nodes: claims.len(), has_replacements: false };
-        metrics::count_begun(ctx, removed, &claims);
+        disruption_metrics::count_begun(ctx, removed, &claims);
     }
     stream::iter(claims).for_each_concurrent(CONCURRENCY, |name| start(ctx, name, reason, None)).await;
 }
@@ -90,7 +90,7 @@ pub async fn begin(
         admitted_moves(&state, &ctx.derived.facts(&state, pools), moves, reason, clock::now())
     };
     admitted.retain(|one| !one.sources.keys().any(|claim| ctx.is_left_out_of_plans(claim)));
-    metrics::count_changed(ctx, reason, nodes - nodes_of(&admitted));
+    disruption_metrics::count_changed(ctx, reason, nodes - nodes_of(&admitted));
     let mut due = Vec::new();
     for one in admitted {
         let sources = one.sources.len();
@@ -192,7 +192,7 @@ async fn begin_one(
     marks.for_each_concurrent(CONCURRENCY, start_source).await;
     let has_replacements = !one.plan.new_nodes.is_empty();
     let removed = Removed { reason, nodes: record.sources.len(), has_replacements };
-    metrics::count_begun(ctx, removed, &record.sources);
+    disruption_metrics::count_begun(ctx, removed, &record.sources);
     if reason == DisruptionReason::Underutilized {
         report_approved(ctx, one).await;
     }

@@ -1,5 +1,4 @@
-//! Involuntary disruption: messages of the interruption queue and failed status checks; and the deletion of marked claims.
+//! Involuntary disruption: messages of the interruption queue and failed status checks.
 
-pub mod departure;
 pub mod queue;
 pub mod status_checks;

@@ -17,7 +17,7 @@ use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::mark;
 use crate::controllers::event_queue::EventQueue;
-use crate::controllers::node_claim::metrics;
+use crate::controllers::node_claim::claim_metrics;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::interruption::confirmation;
 use crate::decisions::interruption::confirmation::Confirmation;
@@ -216,7 +216,7 @@ impl Handler {
                 // The claim as it was before the mark: a message may come twice.
                 let is_known = DisruptionMark::of(&claim).is_some_and(|known| known.reason == new.reason);
                 if message.kind == MessageKind::SpotInterruption && !is_known {
-                    metrics::count_spot_interruption(ctx, &claim);
+                    claim_metrics::count_spot_interruption(ctx, &claim);
                 }
             }
         }

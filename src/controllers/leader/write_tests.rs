@@ -2,14 +2,14 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use super::*;
-use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
 use std::fmt::Write as _;
 
 const LEASE: &str = "leases/kube-system/stowage";
 
-fn candidate(api: &FakeApi, identity: &str) -> Candidate {
-    Candidate::new(
+fn candidate(api: &FakeApi, identity: &str) -> LeaderCandidate {
+    LeaderCandidate::new(
         api.client_without_retries(),
         Some("kube-system".into()),
         "stowage",
@@ -18,11 +18,11 @@ fn candidate(api: &FakeApi, identity: &str) -> Candidate {
     )
 }
 
-fn described(outcome: Result<Outcome, kube::Error>) -> String {
+fn described(outcome: Result<ElectionOutcome, kube::Error>) -> String {
     match outcome {
-        Ok(Outcome::Leading) => "leads".into(),
-        Ok(Outcome::Following) => "follows".into(),
-        Ok(Outcome::Conflict) => "overtaken".into(),
+        Ok(ElectionOutcome::Leading) => "leads".into(),
+        Ok(ElectionOutcome::Following) => "follows".into(),
+        Ok(ElectionOutcome::Conflict) => "overtaken".into(),
         Err(kube::Error::Api(status)) => format!("error {}", status.code),
         Err(error) => format!("error {error}"),
     }
@@ -181,10 +181,10 @@ async fn two_candidates_that_see_a_free_lease_do_not_both_lead() {
 }
 
 /// A candidate whose periods are short, and whose lease expires only if `duration` passes.
-fn impatient(api: &FakeApi, identity: &str, duration: Duration) -> Candidate {
+fn impatient(api: &FakeApi, identity: &str, duration: Duration) -> LeaderCandidate {
     let millis = Duration::from_millis;
     let timing = Timing { period: millis(1), duration, renew_deadline: millis(50), retry: millis(1), look: millis(1) };
-    Candidate { timing, ..candidate(api, identity) }
+    LeaderCandidate { timing, ..candidate(api, identity) }
 }
 
 const NEVER: Duration = Duration::from_hours(1);
@@ -233,7 +233,7 @@ fn a_leader_that_is_busy_renews_its_lease() {
     let a = {
         let _entered = own.enter();
         let patient = Timing { renew_deadline: NEVER, ..impatient(&api, "a", NEVER).timing };
-        Candidate { timing: patient, ..candidate(&api, "a") }
+        LeaderCandidate { timing: patient, ..candidate(&api, "a") }
     };
     let renewals = || api.lines().iter().filter(|line| line.starts_with("PUT")).count();
     main.block_on(async {
@@ -292,7 +292,7 @@ fn run_controller(api: &FakeApi, namespace: &str) {
 }
 
 /// Yields until the other leader's metric has this value.
-async fn other_leader(candidate: &Candidate, value: i64) {
+async fn other_leader(candidate: &LeaderCandidate, value: i64) {
     while candidate.has_other.get() != value {
         tokio::task::yield_now().await;
     }
@@ -360,7 +360,7 @@ async fn of_two_candidates_of_different_namespaces_at_most_one_leads() {
         }
         let of = |namespace: &str| {
             let impatient = impatient(&api, namespace, NEVER);
-            Candidate { namespace: Some(namespace.to_owned()), ..impatient }
+            LeaderCandidate { namespace: Some(namespace.to_owned()), ..impatient }
         };
         let (a, b) = (of("a"), of("b"));
         let (first, second) = tokio::select! {

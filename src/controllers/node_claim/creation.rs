@@ -11,7 +11,7 @@ use stowage_api::NodeClaim;
 use tokio::time::sleep;
 
 use crate::controllers::context::Context;
-use crate::controllers::node_claim::metrics;
+use crate::controllers::node_claim::claim_metrics;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::state::object_ext::ObjectExt;
 
@@ -53,7 +53,7 @@ pub fn create_all<T>(
         async move {
             let created = create(&api, claim).await;
             if let Ok(claim) = &created {
-                metrics::count_created(ctx, claim, reason);
+                claim_metrics::count_created(ctx, claim, reason);
                 ctx.cluster.update(|state| state.apply_claim(claim.clone()));
             }
             (of, created)
@@ -121,11 +121,11 @@ mod tests {
 
     use super::*;
     use crate::decisions::placement::mode::PlacementMode;
-    use crate::test_support::cloud::FakeCloud;
     use crate::test_support::failures::outcome;
-    use crate::test_support::kubernetes::store::{Key, Refusal};
+    use crate::test_support::kubernetes::object_store::{Key, Refusal};
     use crate::test_support::kubernetes::{FakeApi, Fault, Recorded};
     use crate::test_support::objects;
+    use crate::test_support::scripted_cloud::FakeCloud;
 
     fn claim(pods: &str) -> NodeClaim {
         let meta = json!({"generateName": "default-", "labels": {(labels::NODE_POOL): "default"}, "annotations": {(labels::PLANNED_PODS): pods}});

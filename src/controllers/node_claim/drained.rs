@@ -8,7 +8,7 @@ use stowage_api::NodeClaim;
 
 use crate::clock;
 use crate::controllers::context::Context;
-use crate::controllers::node_claim::metrics;
+use crate::controllers::node_claim::claim_metrics;
 use crate::decisions::termination::deadlines::termination_deadline;
 use crate::decisions::termination::drain_order;
 use crate::state::object_ext::NodeClaimExt;
@@ -49,7 +49,7 @@ pub async fn is_drained(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result
         return Ok(false);
     }
     drains.insert(uid);
-    metrics::count_drained(ctx, claim);
+    claim_metrics::count_drained(ctx, claim);
     Ok(true)
 }
 

@@ -25,7 +25,7 @@ use crate::cloud::{
 };
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, single_values};
-use crate::controllers::node_claim::metrics::preset_registered;
+use crate::controllers::node_claim::claim_metrics::preset_registered;
 use crate::controllers::node_claim::step_error::StepError;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::drift_hash::DriftHash;

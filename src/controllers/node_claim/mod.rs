@@ -1,6 +1,7 @@
 //! NodeClaims from creation to deletion: launch, registration, initialization, drift, expiration, drain, garbage collection.
 
 pub mod capacity_reservations;
+pub mod claim_metrics;
 pub mod consistency;
 pub mod creation;
 pub mod detachment;
@@ -11,7 +12,6 @@ pub mod expiration;
 pub mod garbage_collection;
 pub mod launch;
 pub mod lifecycle;
-pub mod metrics;
 pub mod prices;
 pub mod registration;
 pub mod repair;

@@ -14,7 +14,7 @@ use stowage_model::labels;
 use crate::clock;
 use crate::controllers::condition_writer::{ConditionWriter, write_condition};
 use crate::controllers::context::{Context, single_values};
-use crate::controllers::node_claim::{consistency, metrics};
+use crate::controllers::node_claim::{claim_metrics, consistency};
 use crate::decisions::lifecycle::consistency::shape_issues;
 use crate::decisions::lifecycle::initialization::uninitialized_reason;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
@@ -60,7 +60,7 @@ pub async fn register(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<(
     };
     ctx.update_claim_status(claim, status).await?;
     ctx.record_registration(claim, true);
-    metrics::count_registered(ctx, claim);
+    claim_metrics::count_registered(ctx, claim);
     tracing::info!(claim = claim.name_any(), node = node.name_any(), "registered nodeclaim");
     if is_initialized {
         log_initialized(claim, node);

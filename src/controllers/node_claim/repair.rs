@@ -11,7 +11,7 @@ use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::expel;
-use crate::controllers::node_claim::metrics;
+use crate::controllers::node_claim::claim_metrics;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::node_repair::{Repair, repairs};
@@ -82,7 +82,7 @@ async fn act(ctx: &Context, repair: &Repair) -> Option<String> {
         return None;
     }
     if !is_deleting {
-        metrics::count_unhealthy(ctx, claim, condition);
+        claim_metrics::count_unhealthy(ctx, claim, condition);
     }
     Some(format!("condition {condition} is unhealthy since {since}: the node is removed without waiting for its pods"))
 }

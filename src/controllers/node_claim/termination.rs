@@ -15,7 +15,7 @@ use crate::controllers::condition_writer::write_condition;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::{release_claim, release_node};
 use crate::controllers::node_claim::step_error::StepError;
-use crate::decisions::lifecycle::queue::Requeue;
+use crate::decisions::lifecycle::claim_queue::Requeue;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
 /// Wait between two queries of an instance that shuts down.

@@ -11,7 +11,7 @@ use stowage_api::NodePool;
 use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
-use crate::controllers::disruption::metrics::{self, Removed};
+use crate::controllers::disruption::disruption_metrics::{self, Removed};
 use crate::controllers::disruption::roll_back::{RETRY, abandon};
 use crate::controllers::disruption::start::{CONCURRENCY, start};
 use crate::controllers::static_pools::create::create;
@@ -75,7 +75,7 @@ async fn replace(ctx: &Context, pool: Arc<NodePool>, sources: Vec<String>, reaso
             replaced_by: Some(replacement),
         };
         let removed = Removed { reason, nodes: 1, has_replacements: true };
-        metrics::count_begun(ctx, removed, &record.sources);
+        disruption_metrics::count_begun(ctx, removed, &record.sources);
         start(ctx, source, reason, Some(&record)).await;
     });
     marks.buffer_unordered(CONCURRENCY).collect::<Vec<()>>().await;

@@ -35,7 +35,7 @@ use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::decisions::disruption::simulate::Outcome;
+use crate::decisions::disruption::simulate::SimulatedRemoval;
 use crate::decisions::disruption::size::{Size, size};
 use crate::decisions::disruption::verdicts::Verdict;
 use crate::state::instance_types::ReadyPool;
@@ -319,7 +319,7 @@ impl Consolidation {
         &self,
         memory: &mut Memory,
         waiting: usize,
-        mut simulate: impl FnMut(&BTreeSet<String>) -> Option<Outcome>,
+        mut simulate: impl FnMut(&BTreeSet<String>) -> Option<SimulatedRemoval>,
         now: UnixMillis,
     ) -> Decision {
         if self.is_decided(memory, now) {
@@ -329,7 +329,7 @@ impl Consolidation {
         let cluster = self.stays.len() + self.sources.len();
         let at_of = self.indexes();
         let at = |claim: &str| at_of.get(claim).copied();
-        let rooms = |outcome: &Outcome| {
+        let rooms = |outcome: &SimulatedRemoval| {
             let source = |node: &NodeRef| at(node.claim.as_deref()?);
             let rooms = outcome.rooms.iter();
             rooms.map(|(node, free)| Room { source: node.as_deref().and_then(source), free: *free }).collect()

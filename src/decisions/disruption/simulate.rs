@@ -28,7 +28,7 @@ const MAX_REPLACEMENTS: u8 = 2;
 
 /// Result of a simulated removal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct SimulatedRemoval {
     /// Cost of the new nodes per hour, by NodePool.
     pub purchases: BTreeMap<Arc<str>, MicroUsd>,
     /// The removed claims whose nodes should stay.
@@ -41,7 +41,7 @@ pub struct Outcome {
     pub load_of_new: Size,
 }
 
-impl Outcome {
+impl SimulatedRemoval {
     /// Whether every pod of the removed nodes has a place, at any price.
     pub fn is_complete(&self) -> bool {
         !self.obstacles.values().any(Obstacle::concerns_replacement)
@@ -240,12 +240,12 @@ impl Simulator {
     }
 
     /// Plans the removal of the nodes of these claims. Takes as long as the planner does.
-    pub fn simulate(&self, without: &BTreeSet<String>, effort: Effort) -> Outcome {
+    pub fn simulate(&self, without: &BTreeSet<String>, effort: Effort) -> SimulatedRemoval {
         self.evaluate(&self.removal(without, effort))
     }
 
     /// Plans the removal of the nodes of these claims, as moves. Takes as long as the planner does.
-    pub fn moves(&self, without: &BTreeSet<String>, effort: Effort) -> (Outcome, Vec<Move>) {
+    pub fn moves(&self, without: &BTreeSet<String>, effort: Effort) -> (SimulatedRemoval, Vec<Move>) {
         let removal = self.removal(without, effort);
         let outcome = self.evaluate(&removal);
         let Removal { problem, node_refs, removed, plan, waiting, claims, .. } = removal;
@@ -279,9 +279,9 @@ impl Simulator {
         Removal { without, problem, node_refs, waiting: self.waiting_pods(), claims, removed, plan }
     }
 
-    fn evaluate(&self, removal: &Removal<'_>) -> Outcome {
+    fn evaluate(&self, removal: &Removal<'_>) -> SimulatedRemoval {
         let Removal { without, problem, node_refs, waiting, claims, removed, plan } = removal;
-        let mut out = Outcome::default();
+        let mut out = SimulatedRemoval::default();
         for claim in without.iter().filter(|claim| !self.removable.contains_key(*claim)) {
             out.obstacles.insert(claim.clone(), Obstacle::LeftOutOfPlans);
         }
@@ -393,7 +393,7 @@ impl Simulator {
     }
 }
 
-/// What is free after a plan on the nodes where a pod may move to ([`Outcome::rooms`]).
+/// What is free after a plan on the nodes where a pod may move to ([`SimulatedRemoval::rooms`]).
 fn rooms(problem: &Problem, node_refs: &[&Arc<NodeRef>], plan: &Plan) -> Vec<(Option<Arc<NodeRef>>, Size)> {
     let mut taken: HashMap<usize, Size> = HashMap::new();
     for placement in &plan.placements {

@@ -48,7 +48,7 @@ struct Pricing {
 }
 
 /// A filled column: the value of its pattern per price, its price, and the node.
-struct Candidate {
+struct PricedPattern {
     value: f64,
     price: i64,
     node: PurchasedNode,
@@ -193,8 +193,8 @@ fn fill_candidates(
     pricing: &Pricing,
     columns: &[(usize, f64)],
     binding: &[u32],
-) -> Vec<Candidate> {
-    let mut out: Vec<Candidate> = Vec::new();
+) -> Vec<PricedPattern> {
+    let mut out: Vec<PricedPattern> = Vec::new();
     let mut is_crowded = false;
     // A pod whose dual price is zero still needs a node.
     let mut incumbent = f64::NEG_INFINITY;
@@ -221,7 +221,7 @@ fn fill_candidates(
         let price = state.column_sets.columns[column].price;
         let value = state.demand.pattern_value(&pattern) / real(price.max(1));
         incumbent = value.max(incumbent);
-        out.push(Candidate { value, price, node: PurchasedNode { column, pattern } });
+        out.push(PricedPattern { value, price, node: PurchasedNode { column, pattern } });
     }
     out.sort_by(|a, b| b.value.total_cmp(&a.value).then(a.price.cmp(&b.price)).then(a.node.column.cmp(&b.node.column)));
     out

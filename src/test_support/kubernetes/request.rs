@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hyper::Method;
 use serde_json::Value;
 
-use crate::test_support::kubernetes::store::{Key, Refusal};
+use crate::test_support::kubernetes::object_store::{Key, Refusal};
 
 /// A request that the server received.
 #[derive(Clone, Debug)]

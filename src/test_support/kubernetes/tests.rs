@@ -78,7 +78,8 @@ async fn a_crash_stops_the_caller_before_or_after_the_effect() {
 async fn a_watch_reports_what_another_client_writes() {
     let fake = FakeApi::default();
     fake.put(&node("x", &json!({})));
-    let ctx = fake.watching_context(Arc::new(crate::test_support::cloud::FakeCloud::default()), PlacementMode::Off);
+    let ctx =
+        fake.watching_context(Arc::new(crate::test_support::scripted_cloud::FakeCloud::default()), PlacementMode::Off);
     fake.inject(Fault::WrittenByAnother, 1, |_| true);
     let old = ctx.cluster.read().nodes["x"].metadata.resource_version.clone();
     let patch = json!({"metadata": {"resourceVersion": old, "labels": {"a": "b"}}});

@@ -7,7 +7,7 @@ use serde_json::Value;
 use stowage_model::time::UnixMillis;
 
 use crate::state::ClusterState;
-use crate::test_support::kubernetes::store::Key;
+use crate::test_support::kubernetes::object_store::Key;
 
 /// Applies an object to the state, as a watch does.
 pub fn apply(state: &mut ClusterState, key: &Key, object: Value) {

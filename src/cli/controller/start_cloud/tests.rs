@@ -19,8 +19,8 @@ async fn a_cloud_that_is_not_available_is_tried_again_until_it_is() {
 
 const LEASE: &str = "leases/kube-system/stowage";
 
-fn candidate(api: &FakeApi, identity: &str) -> Candidate {
-    Candidate::new(
+fn candidate(api: &FakeApi, identity: &str) -> LeaderCandidate {
+    LeaderCandidate::new(
         api.client_without_retries(),
         Some("kube-system".into()),
         "stowage",

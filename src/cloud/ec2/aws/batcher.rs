@@ -9,7 +9,7 @@ use prometheus::Histogram;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::telemetry::cloud::CloudMetrics;
+use crate::telemetry::cloud_metrics::CloudMetrics;
 
 /// When a batch window closes.
 #[derive(Clone, Copy, Debug)]

@@ -24,7 +24,7 @@ use stowage_model::launch_timing::LAUNCH_CALL_TIMEOUT;
 
 use crate::cloud::ec2::aws::http_client;
 use crate::cloud::ec2::aws::rate_limited_http::{CallGate, rate_limited};
-use crate::telemetry::cloud::CloudMetrics;
+use crate::telemetry::cloud_metrics::CloudMetrics;
 
 /// Attempts per call, including the first.
 pub(crate) const ATTEMPTS: u32 = 10;
@@ -64,7 +64,7 @@ pub struct ClientOverrides {
 
 /// The clients of all AWS services in use.
 #[derive(Clone, Debug)]
-pub struct Clients {
+pub struct AwsClients {
     pub ec2: aws_sdk_ec2::Client,
     /// EC2 for CreateFleet, whose response may take minutes.
     pub fleet: aws_sdk_ec2::Client,
@@ -90,7 +90,7 @@ pub struct Clients {
     gate: Arc<CallGate>,
 }
 
-impl Clients {
+impl AwsClients {
     /// Creates the clients from the environment.
     ///
     /// # Errors
@@ -260,7 +260,7 @@ mod tests {
             .credentials_provider(SharedCredentialsProvider::new(Credentials::new("id", "secret", None, None, "test")))
             .http_client(rate_limited(https, Arc::clone(&gate)))
             .build();
-        let clients = Clients::new(&config, gate, 1, Duration::from_millis(200)).unwrap();
+        let clients = AwsClients::new(&config, gate, 1, Duration::from_millis(200)).unwrap();
         let of_ec2 = clients.ec2.describe_subnets().send().map_err(ApiError::of("ec2:DescribeSubnets"));
         let of_ssm = clients.ssm.get_parameter().name("x").send().map_err(ApiError::of("ssm:GetParameter"));
         let both = futures::future::join(of_ec2.map_ok(|_| ()), of_ssm.map_ok(|_| ()));
@@ -287,7 +287,7 @@ mod tests {
         let region = Some("us-east-1".to_owned());
         for (attempts, expected) in [(None, 10), (Some(2), 2)] {
             let overrides = ClientOverrides { region: region.clone(), attempts, ..ClientOverrides::default() };
-            let clients = Clients::connect(overrides).await.unwrap();
+            let clients = AwsClients::connect(overrides).await.unwrap();
             for (service, retries) in [
                 ("ec2", clients.ec2.config().retry_config()),
                 ("ec2 for CreateFleet", clients.fleet.config().retry_config()),

@@ -10,7 +10,7 @@ use stowage_model::reservation::{ReservationKind, ReservedIn};
 use stowage_model::time::UnixMillis;
 
 use crate::cloud::ec2::aws::batcher::{BY_GROUP, BY_ID, BatchMetrics, Coalescer};
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::filter;
 use crate::cloud::ec2::tags::CLUSTER_TAG;
@@ -119,7 +119,7 @@ pub fn existing() -> Filter {
 }
 
 /// All instances that match the filters.
-async fn matching<T>(clients: &Clients, filters: Vec<Filter>, read: Read<T>) -> Result<Vec<T>, ApiError> {
+async fn matching<T>(clients: &AwsClients, filters: Vec<Filter>, read: Read<T>) -> Result<Vec<T>, ApiError> {
     let call = clients.ec2.describe_instances().set_filters(Some(filters)).max_results(1000);
     pages(call, read).await
 }
@@ -144,7 +144,7 @@ async fn pages<T>(
 ///
 /// # Errors
 /// DescribeInstances failed.
-pub async fn of_cluster(clients: &Clients, cluster: &str) -> Result<Vec<(Instance, InstanceFacts)>, ApiError> {
+pub async fn of_cluster(clients: &AwsClients, cluster: &str) -> Result<Vec<(Instance, InstanceFacts)>, ApiError> {
     let filters = vec![
         filter("tag-key", [labels::NODE_POOL]),
         filter("tag-key", [labels::EC2_NODE_CLASS]),
@@ -158,7 +158,7 @@ pub async fn of_cluster(clients: &Clients, cluster: &str) -> Result<Vec<(Instanc
 ///
 /// # Errors
 /// DescribeInstances failed.
-pub async fn facts_of(clients: &Clients, id: &str) -> Result<Option<InstanceFacts>, ApiError> {
+pub async fn facts_of(clients: &AwsClients, id: &str) -> Result<Option<InstanceFacts>, ApiError> {
     let call = clients.ec2.describe_instances().instance_ids(id).filters(existing());
     match pages(call, |instance| Some(read_facts(instance))).await {
         Ok(found) => Ok(found.into_iter().next()),
@@ -171,7 +171,7 @@ pub async fn facts_of(clients: &Clients, id: &str) -> Result<Option<InstanceFact
 ///
 /// # Errors
 /// DescribeInstances failed.
-pub async fn of_launch_group(clients: &Clients, cluster: &str, group: &str) -> Result<Vec<Instance>, ApiError> {
+pub async fn of_launch_group(clients: &AwsClients, cluster: &str, group: &str) -> Result<Vec<Instance>, ApiError> {
     let filters = vec![
         filter(format!("tag:{LAUNCH_TAG}"), [group]),
         filter(format!("tag:{CLUSTER_TAG}"), [cluster]),
@@ -190,14 +190,14 @@ pub type Describer = Coalescer<String, Result<Option<Instance>, ApiError>>;
 pub type Terminator = Coalescer<String, Result<bool, ApiError>>;
 
 /// Finds the instances of launch groups, batched.
-pub fn finder(clients: &Clients, cluster: &str) -> Finder {
+pub fn finder(clients: &AwsClients, cluster: &str) -> Finder {
     let (clients, cluster) = (clients.clone(), cluster.to_owned());
     let metrics = BatchMetrics::new(&clients.metrics, "find_instances");
     Coalescer::start(BY_GROUP, metrics, move |groups| of_launch_groups(clients.clone(), cluster.clone(), groups))
 }
 
 async fn of_launch_groups(
-    clients: Clients,
+    clients: AwsClients,
     cluster: String,
     groups: Vec<String>,
 ) -> HashMap<String, Result<Vec<Instance>, ApiError>> {
@@ -212,20 +212,20 @@ async fn of_launch_groups(
 }
 
 /// Describes instances, batched.
-pub fn describer(clients: &Clients) -> Describer {
+pub fn describer(clients: &AwsClients) -> Describer {
     let clients = clients.clone();
     let metrics = BatchMetrics::new(&clients.metrics, "describe_instances");
     Coalescer::start(BY_ID, metrics, move |ids| describe_all(clients.clone(), ids))
 }
 
 /// Terminates instances, batched.
-pub fn terminator(clients: &Clients) -> Terminator {
+pub fn terminator(clients: &AwsClients) -> Terminator {
     let clients = clients.clone();
     let metrics = BatchMetrics::new(&clients.metrics, "terminate_instances");
     Coalescer::start(BY_ID, metrics, move |ids| terminate_all(clients.clone(), ids))
 }
 
-async fn describe_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Result<Option<Instance>, ApiError>> {
+async fn describe_all(clients: AwsClients, ids: Vec<String>) -> HashMap<String, Result<Option<Instance>, ApiError>> {
     // Terminated instances, too: EC2's word is final, and the absence of an instance from its response is not.
     each(&clients, &ids, vec![], |instance| read(instance).map(|found| (found.id.clone(), found))).await
 }
@@ -236,7 +236,7 @@ async fn describe_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Res
 /// EC2 fails the whole call for an unknown id, and names it: the call is repeated without the named ids. Only when none is named,
 /// each id is described on its own.
 pub async fn each<T: Clone>(
-    clients: &Clients,
+    clients: &AwsClients,
     ids: &[String],
     filters: Vec<Filter>,
     read: Read<(String, T)>,
@@ -286,7 +286,7 @@ fn named_ids(message: &str) -> BTreeSet<&str> {
 }
 
 async fn describe<T>(
-    clients: &Clients,
+    clients: &AwsClients,
     ids: Vec<String>,
     filters: &[Filter],
     read: Read<T>,
@@ -296,7 +296,7 @@ async fn describe<T>(
 }
 
 /// Terminates instances by id. If EC2 refuses the whole call, or omits some ids, each of these is terminated on its own.
-async fn terminate_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Result<bool, ApiError>> {
+async fn terminate_all(clients: AwsClients, ids: Vec<String>) -> HashMap<String, Result<bool, ApiError>> {
     let mut out: HashMap<String, Result<bool, ApiError>> = HashMap::new();
     match terminate(&clients, ids.clone()).await {
         Ok(terminating) => out.extend(terminating.into_iter().map(|id| (id, Ok(true)))),
@@ -324,7 +324,7 @@ async fn terminate_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Re
 }
 
 /// Ids of instances that are being terminated.
-async fn terminate(clients: &Clients, ids: Vec<String>) -> Result<Vec<String>, ApiError> {
+async fn terminate(clients: &AwsClients, ids: Vec<String>) -> Result<Vec<String>, ApiError> {
     let call = clients.ec2.terminate_instances().set_instance_ids(Some(ids));
     let response = call.send().await.map_err(ApiError::of("ec2:TerminateInstances"))?;
     let terminating = response.terminating_instances().iter().filter(|change| {

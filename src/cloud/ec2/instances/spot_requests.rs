@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use aws_sdk_ec2::Client;
 
 use crate::cloud::ec2::aws::batcher::{BY_GROUP, BatchMetrics, Coalescer};
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::aws::filters::filter;
 
@@ -19,7 +19,7 @@ const INTERRUPTED: [&str; 3] = ["marked-for-", "instance-terminated-", "instance
 pub type Interruptions = Coalescer<String, Result<bool, ApiError>>;
 
 /// Starts the batches.
-pub fn interruptions(clients: &Clients) -> Interruptions {
+pub fn interruptions(clients: &AwsClients) -> Interruptions {
     let ec2 = clients.ec2.clone();
     let metrics = BatchMetrics::new(&clients.metrics, "describe_spot_instance_requests");
     Coalescer::start(BY_GROUP, metrics, move |ids: Vec<String>| {

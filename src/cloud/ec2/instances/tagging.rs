@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt, stream};
 
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::degraded_apis::DegradedApis;
 use crate::cloud::ec2::instances::describe;
-use crate::cloud::ec2::instances::store::InstanceStore;
+use crate::cloud::ec2::instances::instance_store::InstanceStore;
 use crate::cloud::ec2::tags::CLAIM_TAG;
 use crate::cloud::ec2::tags::{CLUSTER_TAG, tags};
 use crate::cloud::{CloudError, OptionalApi, Untagged, without_encoded_details};
@@ -34,7 +34,7 @@ type Tags = BTreeMap<String, String>;
 type Indexed<'a> = (usize, &'a str);
 
 /// The result for the instance at an index.
-pub type Outcome = (usize, Result<(), CloudError>);
+pub type TagOutcome = (usize, Result<(), CloudError>);
 
 /// The missing tags of an instance: the name of its Node as `Name`, unless the user sets one, its NodeClaim and its cluster.
 pub fn missing(present: &Tags, node: &str, claim: &str, cluster: &str) -> Tags {
@@ -48,7 +48,7 @@ fn read(instance: &aws_sdk_ec2::types::Instance) -> Option<(String, Tags)> {
     Some((instance.instance_id()?.to_owned(), present.collect()))
 }
 
-async fn create(clients: &Clients, missing: &Tags, ids: Vec<String>) -> Result<(), ApiError> {
+async fn create(clients: &AwsClients, missing: &Tags, ids: Vec<String>) -> Result<(), ApiError> {
     let call = clients.ec2.create_tags().set_resources(Some(ids)).set_tags(Some(tags(missing)));
     call.send().await.map_err(ApiError::of(CREATE)).map(|_| ())
 }
@@ -56,7 +56,7 @@ async fn create(clients: &Clients, missing: &Tags, ids: Vec<String>) -> Result<(
 /// Writes the tags. Locks `untaggable` before the list of degraded APIs.
 #[derive(Debug)]
 pub struct Tagger {
-    clients: Clients,
+    clients: AwsClients,
     cluster_name: String,
     instances: Arc<InstanceStore>,
     degraded_apis: Arc<DegradedApis>,
@@ -66,7 +66,7 @@ pub struct Tagger {
 
 impl Tagger {
     pub fn new(
-        clients: Clients,
+        clients: AwsClients,
         cluster_name: &str,
         instances: Arc<InstanceStore>,
         degraded_apis: Arc<DegradedApis>,
@@ -75,7 +75,7 @@ impl Tagger {
     }
 
     /// Tags the instances that lack tags, and waits for `pause` after each CreateTags call.
-    pub fn tag_all<'a>(&'a self, due: &'a [Untagged], pause: Duration) -> impl Stream<Item = Outcome> + Send + 'a {
+    pub fn tag_all<'a>(&'a self, due: &'a [Untagged], pause: Duration) -> impl Stream<Item = TagOutcome> + Send + 'a {
         self.retain_due(due);
         let (mut unreachable, mut indexed) = (Vec::new(), Vec::new());
         for (at, one) in due.iter().enumerate() {
@@ -98,7 +98,7 @@ impl Tagger {
         &self,
         due: &[Untagged],
         chunk: Vec<Indexed<'a>>,
-    ) -> (Vec<Outcome>, BTreeMap<Tags, Vec<Indexed<'a>>>) {
+    ) -> (Vec<TagOutcome>, BTreeMap<Tags, Vec<Indexed<'a>>>) {
         let ids: Vec<String> = chunk.iter().map(|(_, id)| (*id).to_owned()).collect();
         let found = describe::each(&self.clients, &ids, vec![describe::existing()], read).await;
         let (mut known, mut lacking) = (Vec::new(), BTreeMap::<Tags, Vec<Indexed<'a>>>::new());
@@ -117,7 +117,7 @@ impl Tagger {
     }
 
     /// Writes tags. A terminated instance fails the whole call; each instance is then tagged by a separate call.
-    async fn write_tags(&self, missing: Tags, of: Vec<Indexed<'_>>, pause: Duration) -> Vec<Outcome> {
+    async fn write_tags(&self, missing: Tags, of: Vec<Indexed<'_>>, pause: Duration) -> Vec<TagOutcome> {
         let ids = of.iter().map(|(_, id)| (*id).to_owned()).collect();
         let response = create(&self.clients, &missing, ids).await;
         tokio::time::sleep(pause).await;

@@ -6,18 +6,18 @@ use stowage_api::{Ec2NodeClass, NodeClaim};
 use stowage_model::offering::Catalog;
 
 use crate::cloud::LaunchRequest;
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::launch::request::{LaunchInputs, Shapes, TemplateInputs};
 use crate::cloud::ec2::launch::templates::recent::RecentShapes;
-use crate::cloud::ec2::launch::templates::store::TemplateStore;
-use crate::cloud::ec2::node_class::store::NodeClassStore;
-use crate::cloud::ec2::offerings::store::OfferingStore;
+use crate::cloud::ec2::launch::templates::template_store::TemplateStore;
+use crate::cloud::ec2::node_class::class_store::NodeClassStore;
+use crate::cloud::ec2::offerings::offering_store::OfferingStore;
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::placement_group::PlacementGroup;
 
 #[derive(Debug)]
 pub struct LaunchContext {
-    pub clients: Clients,
+    pub clients: AwsClients,
     pub options: Arc<Options>,
     pub offerings: Arc<OfferingStore>,
     pub node_classes: Arc<NodeClassStore>,
@@ -27,7 +27,7 @@ pub struct LaunchContext {
 
 impl LaunchContext {
     pub fn new(
-        clients: Clients,
+        clients: AwsClients,
         options: Arc<Options>,
         offerings: Arc<OfferingStore>,
         node_classes: Arc<NodeClassStore>,

@@ -67,7 +67,7 @@ fn inputs_of(class: &Ec2NodeClass, demands: &[Requirements]) -> u64 {
 }
 
 /// The result of a dry run.
-pub enum Outcome {
+pub enum DryRunOutcome {
     /// EC2 would launch the class.
     Passed,
     /// Valid until an input changes.
@@ -76,7 +76,7 @@ pub enum Outcome {
     Transient(Verdict),
 }
 
-impl Outcome {
+impl DryRunOutcome {
     pub fn verdict(self) -> Verdict {
         match self {
             Self::Passed => Verdict::True,
@@ -90,45 +90,45 @@ impl Outcome {
 }
 
 /// The result of a failed CreateLaunchTemplate call.
-fn template_outcome(error: &ApiError) -> Outcome {
+fn template_outcome(error: &ApiError) -> DryRunOutcome {
     if error.is_user_data_too_long() {
         let text = "the user data is too long for EC2";
-        return Outcome::refused(events::USER_DATA_SIZE_LIMIT_EXCEEDED, text, error);
+        return DryRunOutcome::refused(events::USER_DATA_SIZE_LIMIT_EXCEEDED, text, error);
     }
     match error.class {
         Class::Unauthorized => {
             let text = "the controller may not call ec2:CreateLaunchTemplate as this class needs it";
-            Outcome::refused(events::CREATE_LAUNCH_TEMPLATE_AUTH_CHECK_FAILED, text, error)
+            DryRunOutcome::refused(events::CREATE_LAUNCH_TEMPLATE_AUTH_CHECK_FAILED, text, error)
         }
-        _ => Outcome::Transient(Verdict::Unjudged(error.to_string())),
+        _ => DryRunOutcome::Transient(Verdict::Unjudged(error.to_string())),
     }
 }
 
 /// The result of a CreateFleet dry run.
-fn fleet_outcome(response: Result<(), ApiError>) -> Outcome {
+fn fleet_outcome(response: Result<(), ApiError>) -> DryRunOutcome {
     match response {
-        Ok(()) => Outcome::Passed,
+        Ok(()) => DryRunOutcome::Passed,
         Err(error) => match error.class {
-            Class::DryRunOk => Outcome::Passed,
+            Class::DryRunOk => DryRunOutcome::Passed,
             Class::Unauthorized => {
                 let text = "the controller may not call ec2:CreateFleet as this class needs it";
-                Outcome::refused(events::CREATE_FLEET_AUTH_CHECK_FAILED, text, &error)
+                DryRunOutcome::refused(events::CREATE_FLEET_AUTH_CHECK_FAILED, text, &error)
             }
-            _ => Outcome::Transient(Verdict::Unjudged(error.to_string())),
+            _ => DryRunOutcome::Transient(Verdict::Unjudged(error.to_string())),
         },
     }
 }
 
 /// The result of RunInstances dry runs, one per subnet: one success is enough, otherwise the first error decides.
-fn run_outcome(responses: &[Result<(), ApiError>], own_profile: bool) -> Outcome {
+fn run_outcome(responses: &[Result<(), ApiError>], own_profile: bool) -> DryRunOutcome {
     if responses.iter().any(is_permitted) {
-        return Outcome::Passed;
+        return DryRunOutcome::Passed;
     }
     let Some(Err(error)) = responses.first() else {
-        return Outcome::Transient(Verdict::Unjudged("the class has no subnet for a dry run".into()));
+        return DryRunOutcome::Transient(Verdict::Unjudged("the class has no subnet for a dry run".into()));
     };
     if error.is_unknown_instance_profile() {
-        return Outcome::Transient(if own_profile {
+        return DryRunOutcome::Transient(if own_profile {
             // A new instance profile becomes visible to EC2 after a delay.
             Verdict::Unjudged(error.to_string())
         } else {
@@ -140,9 +140,9 @@ fn run_outcome(responses: &[Result<(), ApiError>], own_profile: bool) -> Outcome
     }
     if error.class == Class::Unauthorized {
         let text = "the controller may not call ec2:RunInstances as this class needs it";
-        return Outcome::refused(events::RUN_INSTANCES_AUTH_CHECK_FAILED, text, error);
+        return DryRunOutcome::refused(events::RUN_INSTANCES_AUTH_CHECK_FAILED, text, error);
     }
-    Outcome::Transient(Verdict::Unjudged(error.to_string()))
+    DryRunOutcome::Transient(Verdict::Unjudged(error.to_string()))
 }
 
 /// The inputs of the dry runs of a class.
@@ -195,8 +195,8 @@ impl DryRunValidator {
     pub async fn validate(&self, class: &Ec2NodeClass, demands: &[Requirements], now: UnixMillis) -> Verdict {
         if !self.context.options.dry_run {
             return match self.inputs(class, demands) {
-                Err(Outcome::Final(verdict)) => verdict,
-                Err(Outcome::Passed | Outcome::Transient(_)) | Ok(_) => Verdict::True,
+                Err(DryRunOutcome::Final(verdict)) => verdict,
+                Err(DryRunOutcome::Passed | DryRunOutcome::Transient(_)) | Ok(_) => Verdict::True,
             };
         }
         let uid = class.uid().unwrap_or_default();
@@ -205,15 +205,15 @@ impl DryRunValidator {
             return verdict;
         }
         match self.run(class, demands).await {
-            Outcome::Passed => {
+            DryRunOutcome::Passed => {
                 self.verdicts.put(uid, inputs, Verdict::True, now);
                 Verdict::True
             }
-            Outcome::Final(verdict) => {
+            DryRunOutcome::Final(verdict) => {
                 self.verdicts.put(uid, inputs, verdict.clone(), now);
                 verdict
             }
-            Outcome::Transient(verdict) => verdict,
+            DryRunOutcome::Transient(verdict) => verdict,
         }
     }
 
@@ -221,13 +221,13 @@ impl DryRunValidator {
     ///
     /// # Errors
     /// The class has nothing to launch; the outcome says why.
-    pub fn inputs(&self, class: &Ec2NodeClass, demands: &[Requirements]) -> Result<DryRunInputs, Outcome> {
+    pub fn inputs(&self, class: &Ec2NodeClass, demands: &[Requirements]) -> Result<DryRunInputs, DryRunOutcome> {
         let context = &*self.context;
         let catalog = context.catalog(class);
         let images = class.status.as_ref().map(|status| status.amis.as_slice()).unwrap_or_default();
         let Some(candidate) = dry_type(&catalog, images, demands) else {
             let message = "no instance type is offered in the zones of the class's subnets and boots its images";
-            return Err(Outcome::Transient(Verdict::Unjudged(message.into())));
+            return Err(DryRunOutcome::Transient(Verdict::Unjudged(message.into())));
         };
         let choice = Choice { capacity_type: CapacityType::OnDemand, reservation: None, candidates: vec![candidate] };
         let claim = NodeClaim::new("", NodeClaimSpec { requirements: tenancy(demands), ..NodeClaimSpec::default() });
@@ -250,12 +250,12 @@ impl DryRunValidator {
         let (groups, tags) = match rendered {
             Ok(rendered) => rendered,
             Err(LaunchError::NodeClassNotReady { reason, .. }) => {
-                return Err(Outcome::Final(Verdict::False(events::USER_DATA_INVALID, reason)));
+                return Err(DryRunOutcome::Final(Verdict::False(events::USER_DATA_INVALID, reason)));
             }
-            Err(error) => return Err(Outcome::Transient(Verdict::Unjudged(error.to_string()))),
+            Err(error) => return Err(DryRunOutcome::Transient(Verdict::Unjudged(error.to_string()))),
         };
         let Some(template) = groups.into_iter().next().map(|group| group.template) else {
-            return Err(Outcome::Transient(Verdict::Unjudged("no launch template for a dry run".into())));
+            return Err(DryRunOutcome::Transient(Verdict::Unjudged("no launch template for a dry run".into())));
         };
         let user_data_bytes = context.clients.metrics.user_data_bytes.with_label_values(&[class.name_any()]);
         user_data_bytes.set(i64::try_from(template.user_data_bytes()).unwrap_or(i64::MAX));
@@ -266,7 +266,7 @@ impl DryRunValidator {
         Ok(DryRunInputs { template, instance_type: candidate.instance_type.name.to_string(), subnets, tags })
     }
 
-    async fn run(&self, class: &Ec2NodeClass, demands: &[Requirements]) -> Outcome {
+    async fn run(&self, class: &Ec2NodeClass, demands: &[Requirements]) -> DryRunOutcome {
         let inputs = match self.inputs(class, demands) {
             Ok(inputs) => inputs,
             Err(outcome) => return outcome,
@@ -284,7 +284,7 @@ impl DryRunValidator {
             Err(error) => return template_outcome(&error),
         };
         match fleet_outcome(self.create_fleet(&inputs.fleet(class, template.name())).await) {
-            Outcome::Passed => {}
+            DryRunOutcome::Passed => {}
             other => return other,
         }
         let mut responses = Vec::new();

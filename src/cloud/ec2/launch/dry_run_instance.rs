@@ -6,7 +6,7 @@ use aws_sdk_ec2::config::retry::RetryConfig;
 use aws_sdk_ec2::operation::run_instances::builders::RunInstancesFluentBuilder;
 use aws_sdk_ec2::types::{InstanceMetadataOptionsRequest, InstanceNetworkInterfaceSpecification, ResourceType};
 
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::tags::tag_specification;
 
@@ -18,7 +18,7 @@ const ACTION: &str = "ec2:RunInstances";
 /// # Errors
 /// EC2's error; [`Class::DryRunOk`] where the instance would be launched.
 pub(crate) async fn dry_run_instance(
-    clients: &Clients,
+    clients: &AwsClients,
     instance_type: &str,
     interfaces: Vec<InstanceNetworkInterfaceSpecification>,
     tags: &BTreeMap<String, String>,

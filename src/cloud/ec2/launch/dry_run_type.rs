@@ -12,7 +12,7 @@ use stowage_model::requirement::{Requirements, ValueSet};
 use stowage_model::units::MicroUsd;
 
 use crate::cloud::ec2::boot_image::image_of;
-use crate::cloud::ec2::launch::select::{Candidate, is_exotic};
+use crate::cloud::ec2::launch::select::{TypeOffer, is_exotic};
 
 /// Types that every account may launch.
 const COMMON: [&str; 2] = ["m5.large", "m6g.large"];
@@ -33,13 +33,13 @@ pub fn demands<'a>(pools: impl IntoIterator<Item = &'a NodePool>, class: &str) -
 
 /// Selects a type that the class admits and has an image for, and that is offered on demand in its zones. Types that a NodePool
 /// admits come first, then types without accelerators or bare metal, then [`COMMON`] types, then the cheapest. `None` without a type.
-pub fn dry_type(catalog: &Catalog, images: &[AmiStatus], demands: &[Requirements]) -> Option<Candidate> {
+pub fn dry_type(catalog: &Catalog, images: &[AmiStatus], demands: &[Requirements]) -> Option<TypeOffer> {
     let booting = catalog.instance_types.iter().filter(|found| image_of(images, &found.labels).is_some());
     let offered = booting.filter_map(|found| {
         let zones: BTreeMap<String, MicroUsd> =
             on_demand(found).map(|offering| (offering.zone.to_string(), offering.price)).collect();
         let cheapest = zones.values().copied().min()?;
-        Some((cheapest, Candidate { instance_type: Arc::clone(found), zones }))
+        Some((cheapest, TypeOffer { instance_type: Arc::clone(found), zones }))
     });
     let first = offered.min_by_key(|(cheapest, candidate)| {
         let found = &candidate.instance_type;

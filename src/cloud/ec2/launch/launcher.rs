@@ -11,16 +11,16 @@ use stowage_model::time::UnixMillis;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::instances::describe;
 use crate::cloud::ec2::instances::describe::provider_id;
-use crate::cloud::ec2::instances::store::InstanceStore;
+use crate::cloud::ec2::instances::instance_store::InstanceStore;
 use crate::cloud::ec2::launch::batch::{Answer, BatchState, LaunchBatch, LaunchBatches, Turn};
+use crate::cloud::ec2::launch::capacity_feedback::{FleetOutcome, create_fleet, record_unavailable};
 use crate::cloud::ec2::launch::context::LaunchContext;
 use crate::cloud::ec2::launch::create_fleet::{LaunchedInstance, failure};
-use crate::cloud::ec2::launch::feedback::{FleetOutcome, create_fleet, record_unavailable};
 use crate::cloud::ec2::launch::idempotency::Attempts;
 use crate::cloud::ec2::launch::launch_errors::no_response;
 use crate::cloud::ec2::launch::prepare::{PreparedFleet, prepare, release_unused};
-use crate::cloud::ec2::launch::templates::store::TemplateRef;
-use crate::cloud::launch::launchable;
+use crate::cloud::ec2::launch::templates::template_store::TemplateRef;
+use crate::cloud::launch_request::launchable;
 use crate::cloud::{Instance, InstanceState, LaunchDetails, LaunchError, LaunchRequest, Launched};
 
 /// Full capacity reservations that one launch skips before it gives up.

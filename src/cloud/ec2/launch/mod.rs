@@ -2,12 +2,12 @@
 //! validate a node class. Reads the stores of offerings, node classes and instances; knows neither the provider nor the queue.
 
 pub mod batch;
+pub mod capacity_feedback;
 pub mod context;
 pub mod create_fleet;
 pub mod dry_run;
 pub mod dry_run_instance;
 pub mod dry_run_type;
-pub mod feedback;
 pub mod idempotency;
 pub mod launch_errors;
 pub mod launcher;

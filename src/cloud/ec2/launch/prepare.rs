@@ -18,7 +18,7 @@ use crate::cloud::ec2::launch::request::Shapes;
 use crate::cloud::ec2::launch::select::{Choice, choose, min_values_hold};
 use crate::cloud::ec2::launch::select_reserved::{ReservationQuery, choose_reserved};
 use crate::cloud::ec2::launch::templates::recent::{LaunchShape, RecentShape};
-use crate::cloud::ec2::launch::templates::store::TemplateRef;
+use crate::cloud::ec2::launch::templates::template_store::TemplateRef;
 use crate::cloud::ec2::node_class::placement_group;
 use crate::cloud::ec2::node_class::subnets::{AddressReservation, SubnetChoice};
 use crate::cloud::ec2::offerings::unavailable::placement_scope;

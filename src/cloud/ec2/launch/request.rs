@@ -21,7 +21,7 @@ use crate::cloud::catalog::{NodeSettings, RawInstanceType};
 use crate::cloud::ec2::boot_image::image_of;
 use crate::cloud::ec2::bootstrap::user_data::{UserDataError, UserDataInput, image_version, user_data};
 use crate::cloud::ec2::launch::create_fleet::{FleetOverride, FleetRequest};
-use crate::cloud::ec2::launch::select::{Candidate, Choice};
+use crate::cloud::ec2::launch::select::{Choice, TypeOffer};
 use crate::cloud::ec2::launch::templates::spec::Template;
 use crate::cloud::ec2::node_class::cluster_facts::ClusterFacts;
 use crate::cloud::ec2::placement_group::PlacementGroup;
@@ -86,7 +86,7 @@ impl<'a> Shapes<'a> {
 #[derive(Clone, Debug)]
 pub struct TemplateGroup<'a> {
     pub template: Template,
-    pub candidates: Vec<&'a Candidate>,
+    pub candidates: Vec<&'a TypeOffer>,
 }
 
 impl LaunchInputs<'_> {
@@ -265,7 +265,7 @@ impl LaunchInputs<'_> {
         tags: BTreeMap<String, String>,
     ) -> Option<FleetRequest> {
         let overrides = |group: &TemplateGroup<'_>| {
-            let overrides_of = |candidate: &&Candidate| {
+            let overrides_of = |candidate: &&TypeOffer| {
                 let instance_type = candidate.instance_type.name.to_string();
                 let fleet_override = |(zone, price): (&String, _)| FleetOverride {
                     instance_type: instance_type.clone(),

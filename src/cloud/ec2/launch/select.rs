@@ -22,13 +22,13 @@ const EXOTIC: [&str; 5] =
 
 /// An instance type and its offerings by zone.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Candidate {
+pub struct TypeOffer {
     pub instance_type: Arc<InstanceType>,
     /// Price by zone.
     pub zones: BTreeMap<String, MicroUsd>,
 }
 
-impl Candidate {
+impl TypeOffer {
     fn cheapest(&self) -> MicroUsd {
         self.zones.values().copied().min().unwrap_or_default()
     }
@@ -42,7 +42,7 @@ pub struct Choice {
     /// The capacity reservation to launch into.
     pub reservation: Option<ReservedIn>,
     /// Cheapest first, never empty.
-    pub candidates: Vec<Candidate>,
+    pub candidates: Vec<TypeOffer>,
 }
 
 impl Choice {
@@ -83,15 +83,15 @@ pub fn choose(overrides: &[Override], catalog: &Catalog, free_choice: bool) -> O
     }
     let spot = offers.iter().any(|offer| offer.capacity_type == CapacityType::Spot);
     let capacity_type = if spot { CapacityType::Spot } else { CapacityType::OnDemand };
-    let mut by_name: BTreeMap<&str, Candidate> = BTreeMap::new();
+    let mut by_name: BTreeMap<&str, TypeOffer> = BTreeMap::new();
     for offer in offers.iter().filter(|offer| offer.capacity_type == capacity_type) {
         let candidate = by_name
             .entry(&offer.instance_type.name)
-            .or_insert_with(|| Candidate { instance_type: Arc::clone(offer.instance_type), zones: BTreeMap::new() });
+            .or_insert_with(|| TypeOffer { instance_type: Arc::clone(offer.instance_type), zones: BTreeMap::new() });
         candidate.zones.insert(offer.zone.to_owned(), offer.price);
     }
-    let mut candidates: Vec<Candidate> = by_name.into_values().collect();
-    candidates.sort_by_key(Candidate::cheapest);
+    let mut candidates: Vec<TypeOffer> = by_name.into_values().collect();
+    candidates.sort_by_key(TypeOffer::cheapest);
     candidates.truncate(MOST_TYPES);
     (!candidates.is_empty()).then_some(Choice { capacity_type, reservation: None, candidates })
 }
@@ -211,7 +211,7 @@ mod tests {
         let catalog = catalog(0.0);
         let choice = choose(&all(&catalog, &[]), &catalog, true).unwrap();
         assert_eq!(choice.candidates.len(), MOST_TYPES);
-        let prices: Vec<MicroUsd> = choice.candidates.iter().map(Candidate::cheapest).collect();
+        let prices: Vec<MicroUsd> = choice.candidates.iter().map(TypeOffer::cheapest).collect();
         assert!(prices.is_sorted());
         let cheapest = catalog.instance_types.iter().filter(|found| !is_exotic(found));
         let cheapest = cheapest.flat_map(|found| &found.offerings).map(|offering| offering.price).min().unwrap();

@@ -12,7 +12,7 @@ use stowage_model::offering::{CapacityType, Catalog, InstanceType, OFFERING_LABE
 use stowage_model::requirement::Requirements;
 use stowage_model::units::MicroUsd;
 
-use crate::cloud::ec2::launch::select::{Candidate, Choice, is_exotic};
+use crate::cloud::ec2::launch::select::{Choice, TypeOffer, is_exotic};
 use crate::cloud::{Override, ReservedIn};
 
 /// The requirements of a claim on a reservation.
@@ -51,7 +51,7 @@ pub fn choose_reserved(overrides: &[Override], catalog: &Catalog, query: &Reserv
         (exotic, on_demand_price(found, offering), reservation.kind, Reverse(*left), reservation.id.clone())
     })?;
     let zones = BTreeMap::from([(offering.zone.to_string(), offering.price)]);
-    let candidates = vec![Candidate { instance_type: Arc::clone(found), zones }];
+    let candidates = vec![TypeOffer { instance_type: Arc::clone(found), zones }];
     Some(Choice { capacity_type: CapacityType::Reserved, reservation: Some(reservation), candidates })
 }
 

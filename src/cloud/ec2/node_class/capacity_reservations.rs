@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use stowage_api::node_class::{CapacityReservationSelectorTerm, CapacityReservationStatus};
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::{filter, tag_filters};
 
@@ -62,14 +62,14 @@ fn queries(terms: &[CapacityReservationSelectorTerm]) -> Vec<Query> {
 /// # Errors
 /// Any of the calls fails.
 pub async fn find(
-    clients: &Clients,
+    clients: &AwsClients,
     terms: &[CapacityReservationSelectorTerm],
 ) -> Result<Vec<DescribedReservation>, ApiError> {
     let found = try_join_all(queries(terms).into_iter().map(|query| describe(clients, query))).await?;
     Ok(found.into_iter().flatten().collect())
 }
 
-async fn describe(clients: &Clients, query: Query) -> Result<Vec<DescribedReservation>, ApiError> {
+async fn describe(clients: &AwsClients, query: Query) -> Result<Vec<DescribedReservation>, ApiError> {
     let call = clients.ec2.describe_capacity_reservations();
     let active = filter("state", ["active"]);
     let call = match query {

@@ -7,7 +7,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::config::Kubeconfig;
 use kube::{Api, Client};
 
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::options::Options;
 
@@ -63,7 +63,7 @@ impl ClusterFacts {
 /// [`ClusterError`]. The service CIDR (needed by AL2023 only) and the DNS address may be missing.
 pub async fn discover(
     client: Option<&Client>,
-    clients: &Clients,
+    clients: &AwsClients,
     options: &Options,
     known: Option<&ClusterFacts>,
 ) -> Result<ClusterFacts, ClusterError> {

@@ -9,7 +9,7 @@ use stowage_api::node_class::{AmiRequirement, AmiSelectorTerm, AmiStatus};
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::{filter, tag_filters};
 use crate::cloud::ec2::node_class::ami_alias;
@@ -140,7 +140,7 @@ struct CachedValue {
 impl SsmParameterCache {
     async fn value(
         &self,
-        clients: &Clients,
+        clients: &AwsClients,
         name: &str,
         is_latest: bool,
         ttl: Duration,
@@ -161,7 +161,7 @@ impl SsmParameterCache {
     ///
     /// # Errors
     /// DescribeImages fails.
-    pub async fn forget_deprecated(&self, clients: &Clients, now: UnixMillis) -> Result<Vec<String>, ApiError> {
+    pub async fn forget_deprecated(&self, clients: &AwsClients, now: UnixMillis) -> Result<Vec<String>, ApiError> {
         let is_latest =
             |cached: &&CachedValue| cached.is_latest && cached.expires_at > now && cached.value.starts_with("ami-");
         let checked: BTreeSet<String> =
@@ -190,7 +190,7 @@ impl SsmParameterCache {
 /// # Errors
 /// [`ImageError`]. A missing parameter of an alias is not an error unless all are missing.
 pub async fn find(
-    clients: &Clients,
+    clients: &AwsClients,
     parameters: &SsmParameterCache,
     terms: &[AmiSelectorTerm],
     version: &str,
@@ -224,7 +224,7 @@ pub async fn find(
 }
 
 async fn by_alias(
-    clients: &Clients,
+    clients: &AwsClients,
     parameters: &SsmParameterCache,
     alias: &str,
     version: &str,
@@ -257,7 +257,7 @@ async fn by_alias(
     Ok(found.collect())
 }
 
-async fn describe(clients: &Clients, query: Query) -> Result<Vec<Image>, ApiError> {
+async fn describe(clients: &AwsClients, query: Query) -> Result<Vec<Image>, ApiError> {
     let mut call = clients.ec2.describe_images().include_deprecated(true).max_results(1000);
     call = call.set_filters(Some(query.filters)).filters(filter("state", ["available"]));
     if !query.owners.is_empty() {

@@ -13,7 +13,7 @@ use stowage_model::draw::draw;
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::tags::CLUSTER_TAG;
 use crate::sync::lock;
@@ -95,7 +95,7 @@ impl InstanceProfiles {
     /// An IAM call fails.
     pub async fn resolve(
         &self,
-        clients: &Clients,
+        clients: &AwsClients,
         cluster: &str,
         class: &Ec2NodeClass,
         nonce: &str,
@@ -143,7 +143,7 @@ impl InstanceProfiles {
     }
 
     /// Role of a profile; `None` where the profile does not exist or has no role.
-    async fn role_of(&self, clients: &Clients, name: &str, now: UnixMillis) -> Result<Option<String>, ApiError> {
+    async fn role_of(&self, clients: &AwsClients, name: &str, now: UnixMillis) -> Result<Option<String>, ApiError> {
         if let Some((role, expiry)) = lock(&self.cache).roles.get(name)
             && *expiry > now
         {
@@ -160,7 +160,7 @@ impl InstanceProfiles {
     /// An IAM call fails.
     pub async fn delete_unused(
         &self,
-        clients: &Clients,
+        clients: &AwsClients,
         cluster: &str,
         used: &BTreeSet<String>,
         now: UnixMillis,
@@ -182,7 +182,7 @@ impl InstanceProfiles {
     /// An IAM call fails.
     pub async fn delete_of_class(
         &self,
-        clients: &Clients,
+        clients: &AwsClients,
         cluster: &str,
         class: &Ec2NodeClass,
     ) -> Result<(), ApiError> {
@@ -200,7 +200,7 @@ impl InstanceProfiles {
 ///
 /// # Errors
 /// The first refusal, or the failure.
-async fn delete_each(clients: &Clients, names: Vec<String>) -> Result<(), ApiError> {
+async fn delete_each(clients: &AwsClients, names: Vec<String>) -> Result<(), ApiError> {
     let mut refused = Ok(());
     for name in names {
         match delete(clients, &name).await {
@@ -216,7 +216,7 @@ async fn delete_each(clients: &Clients, names: Vec<String>) -> Result<(), ApiErr
 }
 
 /// Profiles under a path: names and creation times.
-async fn list(clients: &Clients, path: &str) -> Result<Vec<(String, UnixMillis)>, ApiError> {
+async fn list(clients: &AwsClients, path: &str) -> Result<Vec<(String, UnixMillis)>, ApiError> {
     let mut pages = clients.iam.list_instance_profiles().path_prefix(path).into_paginator().send();
     let mut found = Vec::new();
     while let Some(page) = pages.next().await {
@@ -233,7 +233,7 @@ async fn list(clients: &Clients, path: &str) -> Result<Vec<(String, UnixMillis)>
 ///
 /// # Errors
 /// The IAM call fails.
-pub(crate) async fn get(clients: &Clients, name: &str) -> Result<Option<Option<String>>, ApiError> {
+pub(crate) async fn get(clients: &AwsClients, name: &str) -> Result<Option<Option<String>>, ApiError> {
     let call = clients.iam.get_instance_profile().instance_profile_name(name);
     match call.send().await.map_err(ApiError::of("iam:GetInstanceProfile")) {
         Ok(response) => {
@@ -246,7 +246,7 @@ pub(crate) async fn get(clients: &Clients, name: &str) -> Result<Option<Option<S
 }
 
 async fn create(
-    clients: &Clients,
+    clients: &AwsClients,
     name: &str,
     path: &str,
     role: &str,
@@ -268,7 +268,7 @@ async fn create(
 ///
 /// # Errors
 /// An IAM call fails.
-pub async fn delete(clients: &Clients, name: &str) -> Result<(), ApiError> {
+pub async fn delete(clients: &AwsClients, name: &str) -> Result<(), ApiError> {
     let Some(role) = get(clients, name).await? else { return Ok(()) };
     if let Some(role) = role {
         let call = clients.iam.remove_role_from_instance_profile().instance_profile_name(name).role_name(role);

@@ -3,12 +3,12 @@
 
 pub mod ami_alias;
 pub mod capacity_reservations;
+pub mod class_drift;
+pub mod class_store;
 pub mod cluster_facts;
-pub mod drift;
 pub mod images;
 pub mod instance_profiles;
 pub mod placement_group;
 pub mod resolve;
 pub mod security_groups;
-pub mod store;
 pub mod subnets;

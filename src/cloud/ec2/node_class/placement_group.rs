@@ -3,7 +3,7 @@
 use aws_sdk_ec2::config::retry::RetryConfig;
 use stowage_api::node_class::PlacementGroupSelector;
 
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::filter;
 use crate::cloud::ec2::placement_group::PlacementGroup;
@@ -12,7 +12,7 @@ use crate::cloud::ec2::placement_group::PlacementGroup;
 ///
 /// # Errors
 /// The call fails.
-pub async fn find(clients: &Clients, selector: &PlacementGroupSelector) -> Result<Option<PlacementGroup>, ApiError> {
+pub async fn find(clients: &AwsClients, selector: &PlacementGroupSelector) -> Result<Option<PlacementGroup>, ApiError> {
     let call = clients
         .ec2
         .describe_placement_groups()

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use aws_sdk_ec2::types::Filter;
 use stowage_api::node_class::{SecurityGroupSelectorTerm, SecurityGroupStatus};
 
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::aws::filters::{filter, tag_filters};
 
@@ -36,7 +36,7 @@ pub fn status(found: Vec<(String, Option<String>)>) -> Vec<SecurityGroupStatus> 
 /// # Errors
 /// A call fails.
 pub async fn find(
-    clients: &Clients,
+    clients: &AwsClients,
     terms: &[SecurityGroupSelectorTerm],
 ) -> Result<Vec<(String, Option<String>)>, ApiError> {
     let mut found = Vec::new();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use aws_sdk_ec2::types::Filter;
 use stowage_api::node_class::{SubnetSelectorTerm, SubnetStatus};
 
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::aws::filters::{filter, tag_filters};
 
@@ -55,7 +55,7 @@ pub fn status(mut found: Vec<Subnet>) -> Vec<SubnetStatus> {
 ///
 /// # Errors
 /// A call fails.
-pub async fn find(clients: &Clients, terms: &[SubnetSelectorTerm]) -> Result<Vec<Subnet>, ApiError> {
+pub async fn find(clients: &AwsClients, terms: &[SubnetSelectorTerm]) -> Result<Vec<Subnet>, ApiError> {
     let mut found = Vec::new();
     for filters in queries(terms) {
         let call = clients.ec2.describe_subnets().set_filters(Some(filters)).max_results(500);

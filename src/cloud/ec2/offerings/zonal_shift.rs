@@ -10,7 +10,7 @@ use stowage_model::time::UnixMillis;
 
 use crate::clock;
 use crate::cloud::OptionalApi;
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::degraded_apis::DegradedApis;
 use crate::sync::lock;
@@ -103,7 +103,7 @@ fn applied(
 }
 
 /// Reads the shifts of the cluster from ARC until the process ends. A failure is logged once; known shifts stay until they expire.
-pub async fn watch(clients: &Clients, cluster: &str, shifts: &ZonalShifts, degraded: &DegradedApis) {
+pub async fn watch(clients: &AwsClients, cluster: &str, shifts: &ZonalShifts, degraded: &DegradedApis) {
     let mut arn = None;
     let mut failing = false;
     loop {
@@ -141,7 +141,7 @@ pub async fn watch(clients: &Clients, cluster: &str, shifts: &ZonalShifts, degra
 }
 
 async fn fetch(
-    clients: &Clients,
+    clients: &AwsClients,
     cluster: &str,
     arn: &mut Option<String>,
     now: UnixMillis,
@@ -155,7 +155,7 @@ async fn fetch(
     Ok(applied(response.zonal_shifts(), response.autoshifts(), now))
 }
 
-async fn arn_of(clients: &Clients, cluster: &str) -> Result<String, ApiError> {
+async fn arn_of(clients: &AwsClients, cluster: &str) -> Result<String, ApiError> {
     const ACTION: &str = "eks:DescribeCluster";
     let response = clients.eks.describe_cluster().name(cluster).send().await.map_err(ApiError::of(ACTION))?;
     let arn = response.cluster().and_then(|cluster| cluster.arn()).map(str::to_owned);

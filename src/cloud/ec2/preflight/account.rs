@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use aws_sdk_ec2::types::TargetCapacityUnitType;
 
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::launch::dry_run_instance::no_retries;
 use crate::cloud::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
@@ -20,7 +20,7 @@ const SCORED_VCPUS: i32 = 64;
 ///
 /// # Errors
 /// The STS call fails.
-pub async fn caller_identity(clients: &Clients) -> Result<String, ApiError> {
+pub async fn caller_identity(clients: &AwsClients) -> Result<String, ApiError> {
     let response = clients.sts.get_caller_identity().send().await.map_err(ApiError::of("sts:GetCallerIdentity"))?;
     Ok(response.arn().unwrap_or("an identity without an ARN").to_owned())
 }
@@ -134,7 +134,7 @@ fn of_dataset(dataset: Dataset, counted: Option<Result<(usize, String), ApiError
 ///
 /// # Errors
 /// EC2's error; [`Class::DryRunOk`] where the request would succeed.
-pub async fn dry_run_scores(clients: &Clients) -> Result<(), ApiError> {
+pub async fn dry_run_scores(clients: &AwsClients) -> Result<(), ApiError> {
     let call = clients
         .ec2
         .get_spot_placement_scores()
@@ -161,7 +161,7 @@ pub fn scores(response: &Result<(), ApiError>) -> Finding {
 }
 
 /// Dry-run reads of EC2 and their findings.
-pub async fn reads(clients: &Clients) -> Vec<Finding> {
+pub async fn reads(clients: &AwsClients) -> Vec<Finding> {
     let ec2 = &clients.ec2;
     let (instances, statuses, templates) = futures::join!(
         async {

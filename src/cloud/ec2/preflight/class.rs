@@ -10,7 +10,7 @@ use stowage_model::labels;
 use stowage_model::time::UnixMillis;
 
 use crate::cloud::Verdict;
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::bootstrap::kubelet_validation::InvalidKubelet;
 use crate::cloud::ec2::node_class::images;
@@ -61,7 +61,7 @@ pub struct ClassChecks {
 
 /// Calls the APIs for what a class selects, in a cluster of `version`.
 pub async fn fetch(
-    clients: &Clients,
+    clients: &AwsClients,
     parameters: &SsmParameterCache,
     class: &Ec2NodeClass,
     version: Option<&str>,
@@ -94,7 +94,7 @@ pub async fn fetch(
     ClassChecks { subnets, security_groups, images, identity, placement }
 }
 
-async fn fetch_identity(clients: &Clients, class: &Ec2NodeClass) -> NodeIdentity {
+async fn fetch_identity(clients: &AwsClients, class: &Ec2NodeClass) -> NodeIdentity {
     if let Some(name) = &class.spec.instance_profile {
         let found = instance_profiles::get(clients, name).await;
         return NodeIdentity::Profile(found.map(|found| match found {

@@ -10,10 +10,10 @@ use stowage_model::requirement::Requirements;
 use crate::cloud::Verdict;
 use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::launch::dry_run::{DryRunInputs, Outcome};
+use crate::cloud::ec2::launch::dry_run::{DryRunInputs, DryRunOutcome};
 use crate::cloud::ec2::launch::dry_run_instance::{dry_run_instance, is_permitted, no_retries};
 use crate::cloud::ec2::launch::templates::spec::Template;
-use crate::cloud::ec2::launch::templates::store;
+use crate::cloud::ec2::launch::templates::template_store;
 use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
 use crate::cloud::ec2::tags::CLUSTER_TAG;
 
@@ -37,14 +37,14 @@ pub async fn rights(
         let detail = "not checked, since subnets, security groups or images are missing".to_owned();
         return vec![Finding::warning(check, detail, "see the rows above".to_owned())];
     }
-    let attempt = match ec2.dry_run.inputs(class, demands).map_err(Outcome::verdict) {
+    let attempt = match ec2.dry_run.inputs(class, demands).map_err(DryRunOutcome::verdict) {
         Ok(attempt) => attempt,
         Err(Verdict::False(_, why) | Verdict::Unknown(_, why) | Verdict::Unjudged(why)) => {
             return vec![Finding::failed(check, why, "follow the message".to_owned())];
         }
         Err(_) => return vec![],
     };
-    let existing = store::list(&ec2.clients, &[(CLUSTER_TAG, &ec2.options.cluster_name)]).await;
+    let existing = template_store::list(&ec2.clients, &[(CLUSTER_TAG, &ec2.options.cluster_name)]).await;
     let existing = existing.ok().and_then(|found| found.into_iter().next()).map(|(name, _)| name);
     let fleet = attempt.fleet(class, existing.as_deref().unwrap_or(NO_TEMPLATE));
     let (template, fleet, run) = futures::join!(

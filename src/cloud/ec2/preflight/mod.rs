@@ -22,7 +22,7 @@ pub use crate::cloud::ec2::preflight::finding::{CheckResult, Finding};
 
 use crate::clock;
 use crate::cloud::ec2::Ec2Provider;
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::bootstrap::kubelet_validation;
 use crate::cloud::ec2::bootstrap::kubelet_validation::Gate;
 use crate::cloud::ec2::launch::dry_run_type::demands;
@@ -43,7 +43,7 @@ pub enum ClassSource {
 
 /// Runs all checks. Never fails: a failed call is a finding.
 pub async fn check(
-    clients: &Clients,
+    clients: &AwsClients,
     options: &Options,
     kube: Option<&Client>,
     origin: ClassSource,
@@ -93,7 +93,7 @@ pub async fn check(
 }
 
 async fn cluster(
-    clients: &Clients,
+    clients: &AwsClients,
     options: &Options,
     kube: Option<&Client>,
     origin: ClassSource,
@@ -108,7 +108,7 @@ async fn cluster(
 }
 
 async fn of_class(
-    clients: &Clients,
+    clients: &AwsClients,
     options: &Options,
     parameters: &SsmParameterCache,
     ec2: Option<&Ec2Provider>,

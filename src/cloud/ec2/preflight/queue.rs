@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use aws_sdk_sqs::types::QueueAttributeName as Attribute;
 use serde_json::Value;
 
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
 
@@ -25,7 +25,7 @@ pub struct QueueResponses {
 }
 
 /// Calls SQS for a queue; `None` where no queue is configured.
-pub async fn fetch(clients: &Clients, name: Option<&str>) -> Option<Result<QueueResponses, ApiError>> {
+pub async fn fetch(clients: &AwsClients, name: Option<&str>) -> Option<Result<QueueResponses, ApiError>> {
     let name = name?;
     let url = match clients.sqs.get_queue_url().queue_name(name).send().await.map_err(ApiError::of(GET_QUEUE_URL)) {
         Ok(response) => response.queue_url.unwrap_or_default(),

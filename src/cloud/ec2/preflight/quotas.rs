@@ -13,7 +13,7 @@ use stowage_model::labels;
 use stowage_model::offering::CapacityType;
 
 use crate::cloud::catalog::RawInstanceType;
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
 
@@ -130,7 +130,7 @@ pub fn relevant(pools: &[NodePool]) -> BTreeSet<Quota> {
 
 /// Reads the vCPUs in use, and the limits of `relevant` quotas and of those in use.
 pub async fn fetch(
-    clients: &Clients,
+    clients: &AwsClients,
     relevant: BTreeSet<Quota>,
     types: Option<&BTreeMap<String, RawInstanceType>>,
 ) -> QuotaUsage {
@@ -142,7 +142,7 @@ pub async fn fetch(
 }
 
 /// The limit of a quota in vCPUs.
-async fn limit(clients: &Clients, quota: Quota) -> Result<i64, ApiError> {
+async fn limit(clients: &AwsClients, quota: Quota) -> Result<i64, ApiError> {
     let call =
         clients.quotas.get_service_quota().service_code(SERVICE_CODE).quota_code(quota.code().unwrap_or_default());
     let response = call.send().await.map_err(ApiError::of(GET_QUOTA))?;
@@ -154,7 +154,7 @@ async fn limit(clients: &Clients, quota: Quota) -> Result<i64, ApiError> {
 
 /// vCPUs of the account's pending and running instances, by quota.
 async fn used(
-    clients: &Clients,
+    clients: &AwsClients,
     types: Option<&BTreeMap<String, RawInstanceType>>,
 ) -> Result<BTreeMap<Quota, i64>, ApiError> {
     let active = Filter::builder().name("instance-state-name").values("pending").values("running").build();

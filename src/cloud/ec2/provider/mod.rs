@@ -4,10 +4,10 @@
 //! [`crate::cloud::ec2::instances::tagging`] updates the list of degraded APIs under its lock.
 
 pub mod background;
-pub mod cloud;
-pub mod metrics;
+pub mod class_resolution;
+pub mod cloud_trait;
+pub mod provider_metrics;
 pub mod recording;
-pub mod resolve;
 
 use std::sync::Arc;
 
@@ -15,26 +15,26 @@ use kube::Client;
 use stowage_model::offering::CapacityType;
 
 use crate::cloud::MessageKind;
-use crate::cloud::ec2::aws::client::{Clients, ConnectError};
+use crate::cloud::ec2::aws::client::{AwsClients, ConnectError};
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::degraded_apis::DegradedApis;
+use crate::cloud::ec2::instances::instance_store::InstanceStore;
 use crate::cloud::ec2::instances::spot_requests::{Interruptions, interruptions};
-use crate::cloud::ec2::instances::store::InstanceStore;
 use crate::cloud::ec2::instances::tagging::Tagger;
 use crate::cloud::ec2::interruption::messages::EventKind;
-use crate::cloud::ec2::interruption::queue::{Queue, QueueCounts, Received};
+use crate::cloud::ec2::interruption::sqs_queue::{Queue, QueueCounts, Received};
 use crate::cloud::ec2::launch::context::LaunchContext;
 use crate::cloud::ec2::launch::dry_run::DryRunValidator;
 use crate::cloud::ec2::launch::launcher::Launcher;
 use crate::cloud::ec2::launch::templates::prewarm::Prewarmer;
+use crate::cloud::ec2::node_class::class_store::NodeClassStore;
 use crate::cloud::ec2::node_class::cluster_facts;
 use crate::cloud::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
-use crate::cloud::ec2::node_class::store::NodeClassStore;
 use crate::cloud::ec2::offerings::interruption_history::InterruptionKind;
+use crate::cloud::ec2::offerings::offering_store::OfferingStore;
 use crate::cloud::ec2::offerings::prices;
 use crate::cloud::ec2::offerings::refresh;
 use crate::cloud::ec2::offerings::refresh::RegionApis;
-use crate::cloud::ec2::offerings::store::OfferingStore;
 use crate::cloud::ec2::options::Options;
 
 /// Why EC2 can't be used.
@@ -55,7 +55,7 @@ pub enum StartError {
 /// Amazon EC2. Cheap to share behind an `Arc`.
 #[derive(Debug)]
 pub struct Ec2Provider {
-    pub(crate) clients: Clients,
+    pub(crate) clients: AwsClients,
     pub(crate) options: Arc<Options>,
     pub(crate) degraded_apis: Arc<DegradedApis>,
     pub(crate) offerings: Arc<OfferingStore>,
@@ -75,8 +75,8 @@ impl Ec2Provider {
     ///
     /// # Errors
     /// [`StartError::Connect`] and [`StartError::Probe`].
-    pub async fn connect() -> Result<Clients, StartError> {
-        let clients = Clients::from_environment().await?;
+    pub async fn connect() -> Result<AwsClients, StartError> {
+        let clients = AwsClients::from_environment().await?;
         probe(&clients).await?;
         Ok(clients)
     }
@@ -86,7 +86,7 @@ impl Ec2Provider {
     ///
     /// # Errors
     /// [`StartError::Cluster`].
-    pub async fn start(client: &Client, clients: Clients, options: Options) -> Result<Self, StartError> {
+    pub async fn start(client: &Client, clients: AwsClients, options: Options) -> Result<Self, StartError> {
         let facts = cluster_facts::discover(Some(client), &clients, &options, None).await?;
         tracing::info!(
             region = clients.region,
@@ -109,7 +109,7 @@ impl Ec2Provider {
     }
 
     /// The provider of a known cluster.
-    pub fn new(clients: Clients, options: Options, facts: ClusterFacts) -> Self {
+    pub fn new(clients: AwsClients, options: Options, facts: ClusterFacts) -> Self {
         let options = Arc::new(options);
         let degraded_apis = Arc::new(DegradedApis::default());
         let offerings = Arc::new(OfferingStore::new(&clients.region, Arc::clone(&options)));
@@ -172,7 +172,7 @@ impl Ec2Provider {
 }
 
 /// Checks that EC2 responds and accepts the credentials.
-async fn probe(clients: &Clients) -> Result<(), StartError> {
+async fn probe(clients: &AwsClients) -> Result<(), StartError> {
     let call = clients.ec2.describe_instance_types().dry_run(true);
     match call.send().await.map_err(ApiError::of("ec2:DescribeInstanceTypes")) {
         Err(source) if source.class != Class::DryRunOk => {

@@ -2,9 +2,9 @@
 
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::ec2::interruption::queue::Received;
+use crate::cloud::ec2::interruption::sqs_queue::Received;
 use crate::cloud::{CloudError, LaunchError};
-use crate::telemetry::cloud::CloudMetrics;
+use crate::telemetry::cloud_metrics::CloudMetrics;
 
 /// The `error` label of a failed launch, by Karpenter's names; empty where Karpenter has no name.
 pub(crate) fn launch_error(error: &LaunchError) -> &'static str {

@@ -11,7 +11,7 @@ use crate::decisions::disruption::move_record::MoveRecord;
 use crate::state::kinds::KINDS;
 use crate::state::object_ext::ObjectExt;
 use crate::test_support::failures::{World, outcome, transcript};
-use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::objects::{claim, launched, node, node_pool};
 

@@ -6,7 +6,7 @@ use super::*;
 use crate::decisions::pod_ref::PodRef;
 use crate::state::surge::Surge;
 use crate::test_support::failures::{World, transcript};
-use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::objects::{claim, launched, node, pod};
 

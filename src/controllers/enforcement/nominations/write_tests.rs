@@ -7,7 +7,7 @@ use super::*;
 use crate::controllers::enforcement::opening::{Opening, open};
 use crate::decisions::placement::mode::PlacementMode;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
-use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::objects::{claim, launched, node, pod};
 

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::test_support::failures::{World, transcript};
-use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::objects::{claim, launched, node, pod};
 

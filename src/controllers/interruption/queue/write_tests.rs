@@ -5,15 +5,15 @@ use stowage_model::time::UnixMillis;
 
 use super::*;
 use crate::cloud::{Instance, InstanceState};
-use crate::controllers::interruption::departure;
+use crate::controllers::disruption::departure;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::sync::lock;
-use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
-use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault, Recorded};
 use crate::test_support::objects::{claim, instance, launched, node, node_class};
+use crate::test_support::scripted_cloud::FakeCloud;
 
 /// The claims `c` and `other` with their nodes x and y.
 fn world() -> World {

@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 use serde_json::json;
 
 use super::*;
-use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
 
 /// A lease of this holder, renewed at this second.

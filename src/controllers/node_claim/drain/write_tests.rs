@@ -5,7 +5,7 @@ use stowage_model::labels;
 
 use super::*;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
-use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::objects::{claim, launched, node, pod};
 

@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 use stowage_model::labels;
 
 use super::*;
-use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::World;
 use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::objects::{claim, instance, launched, node, pod};
+use crate::test_support::scripted_cloud::FakeCloud;
 
 /// A deleted claim with its tainted node x, and a process whose watch has delivered no pod yet.
 fn world(annotations: &Value) -> (World, Arc<Context>) {

@@ -3,10 +3,10 @@ use stowage_model::labels;
 use stowage_model::pause::Pause;
 
 use super::*;
-use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, first_turn, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{claim, instance, launched, node};
+use crate::test_support::scripted_cloud::FakeCloud;
 
 /// The leaked instance i-2 with its Node, the claim `orphan` without an instance, the stranded Node `stranded`, and the claim
 /// `whole` with instance and Node.

@@ -3,10 +3,10 @@ use stowage_api::conditions;
 use stowage_model::pause::Pause;
 
 use super::*;
-use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::{FakeApi, Fault, Recorded};
 use crate::test_support::objects::{catalog, claim, instance, launched, node, node_class, pod};
+use crate::test_support::scripted_cloud::FakeCloud;
 
 /// Takes the steps that are due for the claim `c`, one after the other, until none is due or one fails.
 async fn settle(ctx: Arc<Context>) -> String {

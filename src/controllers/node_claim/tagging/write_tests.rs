@@ -1,10 +1,10 @@
 use serde_json::json;
 
 use super::*;
-use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{claim, launched};
+use crate::test_support::scripted_cloud::FakeCloud;
 
 fn world() -> World {
     let api = FakeApi::default();

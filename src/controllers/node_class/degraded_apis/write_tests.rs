@@ -2,10 +2,10 @@ use serde_json::json;
 
 use super::*;
 use crate::decisions::placement::mode::PlacementMode;
-use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::first_turn;
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::node_class;
+use crate::test_support::scripted_cloud::FakeCloud;
 
 #[tokio::test]
 async fn every_class_gets_an_event_for_an_api_that_can_not_be_read() {

@@ -2,10 +2,10 @@ use serde_json::json;
 use stowage_model::events;
 
 use super::*;
-use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{claim, node_class};
+use crate::test_support::scripted_cloud::FakeCloud;
 
 /// The class `default` with this metadata, and `other`.
 fn world(metadata: &Value, cloud: FakeCloud) -> World {

@@ -2,11 +2,11 @@ use serde_json::json;
 
 use super::*;
 use crate::decisions::placement::mode::PlacementMode;
-use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::first_turn;
-use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::objects::{node_class, node_pool};
+use crate::test_support::scripted_cloud::FakeCloud;
 
 fn api() -> FakeApi {
     let api = FakeApi::default();

@@ -12,7 +12,7 @@ use crate::decisions::placement::mode::PlacementMode;
 use crate::state::plan_record::PlanRecord;
 use crate::test_support::failures::World;
 use crate::test_support::kubernetes::Fault;
-use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::objects::{claim, launched, node, node_pool, pod};
 
 /// A pending pod of a namespace that selects nodes by the label `team`, which the NodePool leaves open.

@@ -10,10 +10,10 @@ use stowage_planner::{ColumnCache, Problem};
 use super::*;
 use crate::controllers::caps::Capped;
 use crate::state::snapshot::SnapshotRequest;
-use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{catalog, claim, launched, node, node_class, node_pool, pod, pod_budget};
+use crate::test_support::scripted_cloud::FakeCloud;
 
 /// A ready pool and its class.
 pub(super) fn world() -> World {

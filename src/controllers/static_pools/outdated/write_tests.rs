@@ -6,10 +6,10 @@ use super::*;
 use crate::controllers::static_pools::scale;
 use crate::decisions::static_pools::launch_backoff::LaunchBackoff;
 use crate::decisions::static_pools::size::Size;
-use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{catalog, claim, conditions_true, launched, node, node_class, node_pool};
+use crate::test_support::scripted_cloud::FakeCloud;
 
 /// The static NodePool `p` with two drifted nodes.
 fn world(budget: &str) -> World {

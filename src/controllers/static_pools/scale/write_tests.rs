@@ -5,10 +5,10 @@ use stowage_model::labels;
 use stowage_model::pause::Pause;
 
 use super::*;
-use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{catalog, claim, conditions_true, launched, node_class, node_pool};
+use crate::test_support::scripted_cloud::FakeCloud;
 
 /// The static NodePool `p` with this spec, and NodeClaims of it.
 fn world(spec: &Value, claims: &[&str]) -> World {

@@ -301,7 +301,7 @@ fn nothing_is_decided_where_the_planner_fails() {
     let consolidation = Consolidation::begin(&cluster.state, &Holds::default(), &mut memory, request);
     assert_eq!(consolidation.decide(&mut memory, 0, |_| None, NOW).claims, [""; 0]);
     memory.nothing_chosen = None;
-    assert_eq!(consolidation.decide(&mut memory, 0, |_| Some(Outcome::default()), NOW).claims, ["a", "b"]);
+    assert_eq!(consolidation.decide(&mut memory, 0, |_| Some(SimulatedRemoval::default()), NOW).claims, ["a", "b"]);
 }
 
 #[test]

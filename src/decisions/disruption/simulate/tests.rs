@@ -164,7 +164,7 @@ fn f18_pods_that_need_a_new_node_whatever_is_removed_are_no_price_of_a_removal()
     let purchases = [("p".into(), MicroUsd(160_000))].into();
     let obstacles = [("old".to_owned(), Obstacle::NeededByWaitingPod("n/fits nowhere".into()))].into();
     let found = |simulator: &Simulator| {
-        let Outcome { purchases, obstacles, .. } = simulator.simulate(&without, Effort::Normal);
+        let SimulatedRemoval { purchases, obstacles, .. } = simulator.simulate(&without, Effort::Normal);
         (purchases, obstacles)
     };
     assert_eq!(found(&simulator), (purchases, obstacles));

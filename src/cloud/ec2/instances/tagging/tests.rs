@@ -53,7 +53,7 @@ fn ec2(respond: fake_aws::Responder) -> (Ec2Provider, Arc<std::sync::Mutex<Vec<R
 
 /// Tags the instances without pauses. Returns the outcomes in the order of `due`.
 async fn outcomes(ec2: &Ec2Provider, due: &[Untagged]) -> Vec<Result<(), CloudError>> {
-    let mut all: Vec<Outcome> = ec2.tagger.tag_all(due, Duration::ZERO).collect().await;
+    let mut all: Vec<TagOutcome> = ec2.tagger.tag_all(due, Duration::ZERO).collect().await;
     all.sort_by_key(|(at, _)| *at);
     let places: Vec<usize> = all.iter().map(|(at, _)| *at).collect();
     assert_eq!(places, (0..due.len()).collect::<Vec<_>>(), "each has one outcome");

@@ -2,13 +2,13 @@ use stowage_api::parse_requirements;
 use stowage_model::events;
 
 use super::*;
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::launch::request::tests as fixtures;
-use crate::cloud::ec2::node_class::store::NodeClassStore;
-use crate::cloud::ec2::offerings::store::OfferingStore;
+use crate::cloud::ec2::node_class::class_store::NodeClassStore;
+use crate::cloud::ec2::offerings::offering_store::OfferingStore;
 use crate::cloud::ec2::options::Options;
 
-fn validator(clients: Clients, options: Options) -> DryRunValidator {
+fn validator(clients: AwsClients, options: Options) -> DryRunValidator {
     let options = Arc::new(options);
     let offerings = Arc::new(OfferingStore::new(&clients.region, Arc::clone(&options)));
     let node_classes = Arc::new(NodeClassStore::new(fixtures::facts()));
@@ -20,13 +20,13 @@ fn error(code: &str, message: &str) -> ApiError {
     ApiError { action: "ec2:X", code: code.into(), message: message.into(), class }
 }
 
-fn reason(outcome: Outcome) -> (&'static str, bool) {
+fn reason(outcome: DryRunOutcome) -> (&'static str, bool) {
     match outcome {
-        Outcome::Passed => ("passed", true),
-        Outcome::Final(Verdict::False(event, _)) => (event.reason(), true),
-        Outcome::Transient(Verdict::False(event, _)) => (event.reason(), false),
-        Outcome::Transient(Verdict::Unjudged(_)) => ("unjudged", false),
-        Outcome::Final(other) | Outcome::Transient(other) => panic!("{other:?}"),
+        DryRunOutcome::Passed => ("passed", true),
+        DryRunOutcome::Final(Verdict::False(event, _)) => (event.reason(), true),
+        DryRunOutcome::Transient(Verdict::False(event, _)) => (event.reason(), false),
+        DryRunOutcome::Transient(Verdict::Unjudged(_)) => ("unjudged", false),
+        DryRunOutcome::Final(other) | DryRunOutcome::Transient(other) => panic!("{other:?}"),
     }
 }
 

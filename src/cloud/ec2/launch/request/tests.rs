@@ -9,7 +9,7 @@ use super::*;
 use crate::cloud::catalog::{SpotPricing, embedded};
 use crate::cloud::ec2::launch::select::choose;
 use crate::cloud::ec2::node_class::ami_alias::one_of;
-use crate::cloud::launch::launchable;
+use crate::cloud::launch_request::launchable;
 use crate::cloud::{LaunchDetails, Override};
 use crate::test_support::objects;
 
@@ -245,7 +245,7 @@ fn a_request_has_at_most_fifty_templates_of_the_cheapest_types() {
     for pods in (10..70).chain([10]) {
         let mut instance_type = InstanceType::clone(&first.instance_type);
         instance_type.capacity.pods = pods;
-        choice.candidates.push(Candidate { instance_type: Arc::new(instance_type), zones: first.zones.clone() });
+        choice.candidates.push(TypeOffer { instance_type: Arc::new(instance_type), zones: first.zones.clone() });
     }
     let groups = inputs(&request, &details, &template_inputs).template_groups(&choice, &BTreeMap::new()).unwrap();
     let pods: Vec<i64> = groups.iter().map(|group| group.candidates[0].instance_type.capacity.pods).collect();

@@ -3,4 +3,4 @@
 pub mod prewarm;
 pub mod recent;
 pub mod spec;
-pub mod store;
+pub mod template_store;

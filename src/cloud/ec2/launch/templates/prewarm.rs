@@ -12,7 +12,7 @@ use crate::cloud::ec2::launch::context::LaunchContext;
 use crate::cloud::ec2::launch::request::{Shapes, TemplateInputs};
 use crate::cloud::ec2::launch::templates::recent::{LaunchShape, RecentShape};
 use crate::cloud::ec2::launch::templates::spec::Template;
-use crate::cloud::launch::launchable;
+use crate::cloud::launch_request::launchable;
 
 /// Maximum templates that a sweep creates: launches share their rate limit.
 const MAX_CREATED: usize = 20;

@@ -12,7 +12,7 @@ use stowage_model::time::UnixMillis;
 
 use crate::cloud::LaunchRequest;
 use crate::cloud::ec2::launch::request::TemplateInputs;
-use crate::cloud::ec2::launch::select::{Candidate, Choice};
+use crate::cloud::ec2::launch::select::{Choice, TypeOffer};
 use crate::sync::lock;
 
 /// Maximum shapes of a NodePool and a class. Templates do not contain the list of instance types, so that few shapes cover the
@@ -59,7 +59,7 @@ impl LaunchShape {
     /// The offerings of `catalog` for this shape, as far as templates depend on them: without zones.
     pub fn choice(&self, catalog: &Catalog) -> Choice {
         let known = catalog.instance_types.iter().filter(|known| self.types.contains(&*known.name));
-        let candidate = |known| Candidate { instance_type: Arc::clone(known), zones: BTreeMap::new() };
+        let candidate = |known| TypeOffer { instance_type: Arc::clone(known), zones: BTreeMap::new() };
         Choice { capacity_type: self.capacity_type, reservation: None, candidates: known.map(candidate).collect() }
     }
 

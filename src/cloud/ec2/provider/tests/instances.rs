@@ -7,7 +7,7 @@ use stowage_model::offering::CapacityType;
 use stowage_model::time::UnixMillis;
 
 use crate::cloud::ec2::interruption::messages::EventKind;
-use crate::cloud::ec2::interruption::queue::Received;
+use crate::cloud::ec2::interruption::sqs_queue::Received;
 use crate::cloud::ec2::launch::request::tests::{class, facts};
 use crate::cloud::ec2::offerings::discovered_memory::tests::node;
 use crate::cloud::ec2::options::Options;

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::instances::describe;
 use crate::cloud::ec2::instances::describe::{
     Describer, Finder, InstanceFacts, Terminator, describer, finder, instance_id, terminator,
 };
-use crate::cloud::ec2::offerings::store::OfferingStore;
+use crate::cloud::ec2::offerings::offering_store::OfferingStore;
 use crate::cloud::ec2::offerings::zonal_shift::zone_of;
 use crate::cloud::{CloudError, Instance, InstanceState, Override};
 use crate::sync::lock;
@@ -27,7 +27,7 @@ const TERMINATION_MEMORY: Duration = Duration::from_mins(10);
 
 #[derive(Debug)]
 pub struct InstanceStore {
-    clients: Clients,
+    clients: AwsClients,
     cluster_name: String,
     offerings: Arc<OfferingStore>,
     describer: Describer,
@@ -52,7 +52,7 @@ struct State {
 }
 
 impl InstanceStore {
-    pub fn new(clients: &Clients, cluster_name: &str, offerings: Arc<OfferingStore>) -> Self {
+    pub fn new(clients: &AwsClients, cluster_name: &str, offerings: Arc<OfferingStore>) -> Self {
         Self {
             describer: describer(clients),
             terminator: terminator(clients),

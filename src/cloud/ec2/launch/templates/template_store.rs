@@ -11,7 +11,7 @@ use std::time::Duration;
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::filter;
 use crate::cloud::ec2::launch::templates::spec::Template;
@@ -70,7 +70,7 @@ impl TemplateStore {
     /// DescribeLaunchTemplates or CreateLaunchTemplate failed.
     pub async fn ensure(
         &self,
-        clients: &Clients,
+        clients: &AwsClients,
         template: &Template,
         now: UnixMillis,
     ) -> Result<TemplateRef, ApiError> {
@@ -116,7 +116,7 @@ impl TemplateStore {
     ///
     /// # Errors
     /// DescribeLaunchTemplates failed.
-    pub async fn hydrate(&self, clients: &Clients, cluster: &str, now: UnixMillis) -> Result<usize, ApiError> {
+    pub async fn hydrate(&self, clients: &AwsClients, cluster: &str, now: UnixMillis) -> Result<usize, ApiError> {
         let found = list(clients, &[(CLUSTER_TAG, cluster)]).await?;
         let count = found.len();
         let mut entries = self.entries();
@@ -132,7 +132,7 @@ impl TemplateStore {
 
     /// Deletes up to [`MAX_DELETED`] templates that were not used for a minute and have no reference. A failed deletion is retried in a
     /// minute.
-    pub async fn delete_unused(&self, clients: &Clients, now: UnixMillis) {
+    pub async fn delete_unused(&self, clients: &AwsClients, now: UnixMillis) {
         for entry in self.unused(now) {
             // A launch that needs the template now waits for this lock and recreates it.
             let mut id = entry.id.lock().await;
@@ -172,7 +172,7 @@ impl TemplateStore {
 }
 
 /// The id of the template with this name.
-async fn find(clients: &Clients, name: &str) -> Result<Option<String>, ApiError> {
+async fn find(clients: &AwsClients, name: &str) -> Result<Option<String>, ApiError> {
     let call = clients.ec2.describe_launch_templates().launch_template_names(name);
     match call.send().await.map_err(ApiError::of("ec2:DescribeLaunchTemplates")) {
         Ok(response) => {
@@ -184,7 +184,7 @@ async fn find(clients: &Clients, name: &str) -> Result<Option<String>, ApiError>
 }
 
 /// Creates a template and returns its id.
-async fn create(clients: &Clients, name: &str, template: &Template) -> Result<String, ApiError> {
+async fn create(clients: &AwsClients, name: &str, template: &Template) -> Result<String, ApiError> {
     let call = clients
         .ec2
         .create_launch_template()
@@ -217,7 +217,7 @@ async fn create(clients: &Clients, name: &str, template: &Template) -> Result<St
 ///
 /// # Errors
 /// DescribeLaunchTemplates failed.
-pub(crate) async fn list(clients: &Clients, tags: &[(&str, &str)]) -> Result<Vec<(String, String)>, ApiError> {
+pub(crate) async fn list(clients: &AwsClients, tags: &[(&str, &str)]) -> Result<Vec<(String, String)>, ApiError> {
     let filters = tags.iter().map(|(key, value)| filter(format!("tag:{key}"), [*value])).collect();
     let call = clients.ec2.describe_launch_templates().set_filters(Some(filters)).max_results(200);
     let mut pages = call.into_paginator().send();
@@ -232,7 +232,7 @@ pub(crate) async fn list(clients: &Clients, tags: &[(&str, &str)]) -> Result<Vec
 }
 
 /// Deletes a template; a missing template is not an error.
-async fn delete(clients: &Clients, id: &str) -> Result<(), ApiError> {
+async fn delete(clients: &AwsClients, id: &str) -> Result<(), ApiError> {
     let call = clients.ec2.delete_launch_template().launch_template_id(id);
     match call.send().await.map_err(ApiError::of("ec2:DeleteLaunchTemplate")) {
         Err(error) if !matches!(error.class, Class::LaunchTemplateNotFound | Class::NotFound) => Err(error),
@@ -244,7 +244,7 @@ async fn delete(clients: &Clients, id: &str) -> Result<(), ApiError> {
 ///
 /// # Errors
 /// DescribeLaunchTemplates or DeleteLaunchTemplate failed.
-pub async fn delete_of_class(clients: &Clients, cluster: &str, class: &str) -> Result<(), ApiError> {
+pub async fn delete_of_class(clients: &AwsClients, cluster: &str, class: &str) -> Result<(), ApiError> {
     for (name, id) in list(clients, &[(CLUSTER_TAG, cluster), (labels::EC2_NODE_CLASS, class)]).await? {
         delete(clients, &id).await?;
         tracing::info!(template = name, class, "deleted launch template of a deleted node class");

@@ -16,7 +16,7 @@ use crate::cloud::ec2::bootstrap::kubelet_validation::{Gate, InvalidKubelet};
 use crate::cloud::ec2::instances::describe;
 use crate::cloud::ec2::instances::describe::{InstanceFacts, instance_id};
 use crate::cloud::ec2::launch::dry_run_type::demands;
-use crate::cloud::ec2::node_class::drift::{DriftInputs, ResolvedGroup, drift_reason};
+use crate::cloud::ec2::node_class::class_drift::{DriftInputs, ResolvedGroup, drift_reason};
 use crate::cloud::ec2::node_class::resolve::{ClassResponses, RETRY, resolved_status, validate};
 use crate::cloud::ec2::node_class::{capacity_reservations, images, placement_group, security_groups, subnets};
 use crate::cloud::ec2::provider::Ec2Provider;

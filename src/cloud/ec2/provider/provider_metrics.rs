@@ -12,7 +12,7 @@ use crate::cloud::ec2::offerings::catalog_cache::ReservedOfferings;
 use crate::cloud::ec2::offerings::region_snapshot::RegionSnapshot;
 use crate::cloud::ec2::provider::Ec2Provider;
 use crate::sync::lock;
-use crate::telemetry::cloud::{CloudMetrics, raise_to};
+use crate::telemetry::cloud_metrics::{CloudMetrics, raise_to};
 
 /// The capacity types of the region's own offerings; reservations belong to node classes.
 const REGION_CAPACITY_TYPES: [CapacityType; 2] = [CapacityType::OnDemand, CapacityType::Spot];

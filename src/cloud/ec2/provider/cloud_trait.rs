@@ -18,7 +18,7 @@ use stowage_model::time::UnixMillis;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::instances::spot_requests::SPOT_REQUESTS;
 use crate::cloud::ec2::instances::{status_checks, tagging};
-use crate::cloud::ec2::launch::templates::store;
+use crate::cloud::ec2::launch::templates::template_store;
 use crate::cloud::ec2::offerings::region_snapshot::{Dataset, Source};
 use crate::cloud::ec2::provider::{Ec2Provider, recording};
 use crate::cloud::offering_state::{OfferingData, OfferingState};
@@ -155,7 +155,7 @@ impl NodeClassCloud for Ec2Provider {
             if !self.options.isolated_vpc {
                 self.node_classes.profiles().delete_of_class(&self.clients, cluster, class).await?;
             }
-            store::delete_of_class(&self.clients, cluster, &class.name_any()).await?;
+            template_store::delete_of_class(&self.clients, cluster, &class.name_any()).await?;
             self.node_classes.forget(class);
             // A class without a dry run has no series.
             let _ = self.clients.metrics.user_data_bytes.remove_label_values(&[class.name_any()]);

@@ -8,9 +8,9 @@ use super::*;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::telemetry::Metrics;
 use crate::telemetry::controllers::ControllerMetrics;
-use crate::test_support::cloud::FakeCloud;
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects;
+use crate::test_support::scripted_cloud::FakeCloud;
 
 fn claim(grace: Option<&str>, annotations: &serde_json::Value) -> NodeClaim {
     let own = json!({(labels::NODE_POOL): "p", (labels::CAPACITY_TYPE): "spot"});
