@@ -311,34 +311,17 @@ impl<'ast> Visit<'ast> for Names {
         }
     }
 
-    fn visit_item_const(&mut self, item: &'ast syn::ItemConst) {
-        self.define(&item.vis, &item.ident);
-        visit::visit_item_const(self, item);
-    }
-
-    fn visit_item_enum(&mut self, item: &'ast syn::ItemEnum) {
-        self.define(&item.vis, &item.ident);
-        visit::visit_item_enum(self, item);
-    }
-
-    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
-        self.define(&item.vis, &item.sig.ident);
-        visit::visit_item_fn(self, item);
-    }
-
-    fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
-        self.define(&item.vis, &item.ident);
-        visit::visit_item_struct(self, item);
-    }
-
-    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
-        self.define(&item.vis, &item.ident);
-        visit::visit_item_trait(self, item);
-    }
-
-    fn visit_item_type(&mut self, item: &'ast syn::ItemType) {
-        self.define(&item.vis, &item.ident);
-        visit::visit_item_type(self, item);
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        match item {
+            syn::Item::Const(item) => self.define(&item.vis, &item.ident),
+            syn::Item::Enum(item) => self.define(&item.vis, &item.ident),
+            syn::Item::Fn(item) => self.define(&item.vis, &item.sig.ident),
+            syn::Item::Struct(item) => self.define(&item.vis, &item.ident),
+            syn::Item::Trait(item) => self.define(&item.vis, &item.ident),
+            syn::Item::Type(item) => self.define(&item.vis, &item.ident),
+            _ => {}
+        }
+        visit::visit_item(self, item);
     }
 
     fn visit_macro(&mut self, item: &'ast syn::Macro) {
