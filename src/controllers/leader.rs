@@ -131,7 +131,7 @@ impl LeaderCandidate {
         match tasks.join_next().await {
             Some(Ok(done)) => done,
             Some(Err(ended)) if ended.is_panic() => resume_unwind(ended.into_panic()),
-            // The runtime of the election ends after everything else.
+            // The election runtime outlives all other tasks.
             Some(Err(_)) | None => std::future::pending().await,
         }
     }

@@ -77,7 +77,7 @@ impl HoldsCache {
         self.panicked.retain(|_, until| now < *until && *until <= now + LEFT_OUT);
         let (holds, panics) = evaluate(state, now, |claim| self.panicked.contains_key(claim), before);
         for (claim, panic) in panics {
-            tracing::error!(claim, %panic, "evaluation of holds panicked, keeping the room of its pods");
+            tracing::error!(claim, %panic, "hold evaluation panicked, keeping the last holds");
             self.panicked.insert(claim, now + LEFT_OUT);
         }
         let holds = Arc::new(holds);

@@ -1,5 +1,5 @@
-//! Which watches a removal depends on. A removal that is not forced waits until all of them are fresh: a node without pods in a table that
-//! is a minute old may be full.
+//! Which watches a removal depends on. Voluntary removals wait until every watch they depend on is fresh: a node without pods in a
+//! table that is a minute old may be full.
 
 use stowage_model::time::UnixMillis;
 

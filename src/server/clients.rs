@@ -7,7 +7,7 @@ use rustls::server::danger::ClientCertVerifier;
 use x509_parser::extensions::GeneralName;
 
 /// Maximum length of the presented names in an answer, in characters.
-const SHOWN_CHARS: usize = 200;
+const MAX_NAMES_CHARS: usize = 200;
 
 /// What the certificate of a connection means to a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl RouteClients {
         if presented.iter().any(|name| self.names.contains(name)) {
             return Access::Granted;
         }
-        Access::OtherName(presented.join(", ").chars().take(SHOWN_CHARS).collect::<String>().into())
+        Access::OtherName(presented.join(", ").chars().take(MAX_NAMES_CHARS).collect::<String>().into())
     }
 }
 

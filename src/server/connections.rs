@@ -59,8 +59,8 @@ struct Link {
     used: AtomicU64,
     /// Requests in progress.
     requests: AtomicUsize,
-    /// Whether a request was started.
-    asked: AtomicBool,
+    /// Whether a request has started on this connection.
+    has_requested: AtomicBool,
     closed: AtomicBool,
     reader: AtomicWaker,
     writer: AtomicWaker,
@@ -140,14 +140,14 @@ impl Connections {
             peer,
             used: AtomicU64::new(self.now()),
             requests: AtomicUsize::new(0),
-            asked: AtomicBool::new(false),
+            has_requested: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             reader: AtomicWaker::new(),
             writer: AtomicWaker::new(),
         });
         table.open.insert(id, Arc::clone(&link));
         *table.peers.entry(peer).or_default() += 1;
-        self.show(&table);
+        self.record_open_connections(&table);
         Some(Ticket { id, link, connections: Arc::clone(self) })
     }
 
@@ -159,8 +159,8 @@ impl Connections {
             .open
             .iter()
             .filter(|(_, link)| {
-                let asked = link.asked.load(Ordering::Acquire);
-                let limit = if asked { self.limits.idle } else { self.limits.first_request };
+                let has_requested = link.has_requested.load(Ordering::Acquire);
+                let limit = if has_requested { self.limits.idle } else { self.limits.first_request };
                 over(link.used.load(Ordering::Acquire), limit)
             })
             .map(|(id, _)| *id)
@@ -171,10 +171,10 @@ impl Connections {
                 self.metrics.connections_closed.with_label_values(&[self.what, "idle"]).inc();
             }
         }
-        self.show(&table);
+        self.record_open_connections(&table);
     }
 
-    fn show(&self, table: &Table) {
+    fn record_open_connections(&self, table: &Table) {
         let open = i64::try_from(table.open.len()).unwrap_or(i64::MAX);
         self.metrics.connections.with_label_values(&[self.what]).set(open);
     }
@@ -197,7 +197,7 @@ impl Ticket {
     /// Counts a request of the connection until the value is dropped.
     pub(crate) fn request(self: &Arc<Self>) -> InRequest {
         self.link.requests.fetch_add(1, Ordering::AcqRel);
-        self.link.asked.store(true, Ordering::Release);
+        self.link.has_requested.store(true, Ordering::Release);
         self.link.used.store(self.connections.now(), Ordering::Release);
         InRequest(Arc::clone(self))
     }

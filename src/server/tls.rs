@@ -45,7 +45,7 @@ struct Names {
 
 /// The content that was read last, valid or not: the same content is neither loaded nor reported twice.
 struct Current {
-    seen: Files,
+    last_read: Files,
     expiries: Expiries,
 }
 
@@ -77,8 +77,8 @@ impl Certificates {
             webhook: config.webhook_client_names.clone(),
             debug: config.debug_client_names.clone(),
         };
-        let seen = paths.read().await?;
-        let loaded = load(&paths, &names, &seen)?;
+        let last_read = paths.read().await?;
+        let loaded = load(&paths, &names, &last_read)?;
         if loaded.expiries.client_ca.is_none() {
             tracing::warn!(path = %paths.client_ca.display(), "no client CA, extender requests will be answered 403");
         }
@@ -87,7 +87,7 @@ impl Certificates {
             names,
             rustls: RustlsConfig::from_config(Arc::new(loaded.config)),
             clients: ArcSwap::from_pointee(loaded.clients),
-            current: Mutex::new(Current { seen, expiries: loaded.expiries }),
+            current: Mutex::new(Current { last_read, expiries: loaded.expiries }),
         })
     }
 
@@ -98,11 +98,11 @@ impl Certificates {
     pub async fn reload(&self) -> Result<bool, CertificateError> {
         let files = self.paths.read().await?;
         let mut current = lock(&self.current);
-        if current.seen == files {
+        if current.last_read == files {
             return Ok(false);
         }
         let loaded = load(&self.paths, &self.names, &files);
-        current.seen = files;
+        current.last_read = files;
         let loaded = loaded?;
         current.expiries = loaded.expiries;
         self.clients.store(Arc::new(loaded.clients));
@@ -162,7 +162,7 @@ fn load(paths: &Paths, names: &Names, files: &Files) -> Result<Loaded, Certifica
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let chain = certificates(&paths.certificate, &files.certificate)?;
     let serving = expiry(&paths.certificate, &chain[..1])?;
-    let whole = expiry(&paths.certificate, &chain)?;
+    let chain_expiry = expiry(&paths.certificate, &chain)?;
     let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|cause| match cause {
         rustls::pki_types::pem::Error::NoItemsFound => {
             CertificateError::Empty { path: paths.key.clone(), expected: "private key" }
@@ -197,8 +197,12 @@ fn load(paths: &Paths, names: &Names, files: &Files) -> Result<Loaded, Certifica
     let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(pair)));
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let expires_at = |authority: &Option<Authority>| authority.as_ref().map(|authority| authority.expires_at);
-    let expiries =
-        Expiries { serving, chain: whole, client_ca: expires_at(&extender), webhook_client_ca: expires_at(&webhook) };
+    let expiries = Expiries {
+        serving,
+        chain: chain_expiry,
+        client_ca: expires_at(&extender),
+        webhook_client_ca: expires_at(&webhook),
+    };
     let extender = clients(&paths.client_ca, extender, &names.extender, &provider)?;
     let debug = extender.as_ref().map(|scheduler| RouteClients {
         verifier: Arc::clone(&scheduler.verifier),

@@ -326,7 +326,7 @@ fn is_forbidden(error: &watcher::Error) -> bool {
     status.code == 403
 }
 
-/// Waits until the emergency stop was read, or may not be read, at most for `limit`. Returns whether it was.
+/// Waits up to `limit` for the first read of the emergency stop, or until it may not be read. Returns `false` on timeout.
 pub async fn pause_read(cluster: &Cluster, limit: Duration) -> bool {
     let mut changes = cluster.changes();
     let read = async {

@@ -42,16 +42,16 @@ pub enum ExpressionError {
     #[error("{0}")]
     Failed(String),
     /// The result is not a number.
-    #[error("it gives a {0}, expected a number (int or double)")]
+    #[error("the result is a {0}, expected a number (int or double)")]
     NoNumber(String),
     /// NaN, infinite, or out of range.
-    #[error("it gives {0}, which is not a finite 64-bit number")]
+    #[error("the result {0} is not a finite 64-bit number")]
     Unbounded(String),
     /// Negative where that is not allowed.
-    #[error("it gives {0}, which is negative")]
+    #[error("the result {0} is negative")]
     Negative(i64),
     /// Out of the range of a 32-bit field.
-    #[error("it gives {0}, the maximum is 2147483647")]
+    #[error("the result {0} is above the maximum of 2147483647")]
     TooLarge(i64),
     /// A panic of the interpreter.
     #[error("it makes the interpreter panic")]

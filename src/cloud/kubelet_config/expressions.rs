@@ -268,8 +268,8 @@ mod tests {
         for (text, expected) in [
             ("0", Ok(0)),
             ("2147483647", Ok(i32::MAX)),
-            ("2147483648", Err("the maximum is 2147483647")),
-            ("0 - vcpus", Err("it gives -2, which is negative")),
+            ("2147483648", Err("above the maximum of 2147483647")),
+            ("0 - vcpus", Err("the result -2 is negative")),
             ("-0.9", Ok(0)),
             ("0.0 / 0.0", Err("NaN")),
             ("vcpus / 0", Err("Division by zero")),

@@ -148,7 +148,7 @@ impl PlanWriter<'_> {
                 Err(error) if is_rejection(&error) => {
                     written.rejected.push(Rejection { node: index, message: error.to_string() });
                 }
-                Err(error) => tracing::warn!(%error, "failed to create node claim, its pods will be planned again"),
+                Err(error) => tracing::warn!(%error, "failed to create node claim, replanning its pods"),
             }
         }
         ctx.caps.take_back(Capped::Purchase, written.rejected.len());

@@ -53,7 +53,7 @@ pub async fn serve_rejected(
                 .served
         }
         Err(error) => {
-            tracing::warn!(%error, "dry run of a node claim failed, its pods will be planned again");
+            tracing::warn!(%error, "NodeClaim dry run failed, replanning its pods");
             BTreeSet::new()
         }
     }
@@ -91,7 +91,7 @@ async fn suspects(
                 let note = format!("the API server rejects its NodeClaims: {error}");
                 ctx.emit(reference(&*ready.pool), events::NODE_CLAIM_REJECTED.note(&note)).await;
             }
-            Err(error) => tracing::warn!(%error, "dry run of a node claim failed, its pods will be planned again"),
+            Err(error) => tracing::warn!(%error, "NodeClaim dry run failed, replanning its pods"),
         }
     }
     Some((pods, message?))

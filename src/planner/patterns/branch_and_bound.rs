@@ -1,7 +1,7 @@
 //! Branch and bound over whole nodes, for few pods: proves how little the nodes cost.
 //!
-//! The next node holds a pod of the most valuable kind that is left. As much as the values of the pods left exceed what may still be spent, so
-//! much may the pods of that node be worth less than its price: few patterns are that good. Only full patterns are tried, because moving a
+//! The next node holds a pod of the most valuable kind that is left. The slack (ceiling - cost - value of the remaining
+//! pods) bounds how far the price of that node may exceed the value of its pods: few patterns are that good. Only full patterns are tried, because moving a
 //! pod to a node that has room for it never costs more.
 
 use std::collections::HashMap;

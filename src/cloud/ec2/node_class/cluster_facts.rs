@@ -145,7 +145,7 @@ fn minor_version(major: &str, minor: &str) -> String {
 async fn dns_ip(client: &Client) -> Result<Option<String>, kube::Error> {
     let services: Api<Service> = Api::namespaced(client.clone(), "kube-system");
     let service = services.get("kube-dns").await.inspect_err(|error| {
-        tracing::info!(%error, "could not read service kube-system/kube-dns; nodes detect DNS themselves unless its address is already known");
+        tracing::info!(%error, "service kube-system/kube-dns not readable, nodes detect the DNS address");
     })?;
     let ip = service.spec.and_then(|spec| spec.cluster_ip);
     Ok(ip.filter(|ip| !ip.is_empty() && ip != "None"))

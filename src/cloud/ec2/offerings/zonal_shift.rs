@@ -110,7 +110,7 @@ pub async fn watch(clients: &AwsClients, cluster: &str, shifts: &ZonalShifts, de
         match fetch(clients, cluster, &mut arn, clock::now()).await {
             Ok(active) => {
                 if failing {
-                    tracing::info!("read zonal shifts again");
+                    tracing::info!("zonal shifts readable again");
                 }
                 failing = false;
                 degraded.record_recovery(OptionalApi::ZonalShifts);

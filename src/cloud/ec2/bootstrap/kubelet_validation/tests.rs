@@ -259,10 +259,10 @@ fn c34_expressions_are_accepted_while_on_if_they_evaluate_on_every_type() {
     for (max_pods, reason, expected) in [
         ("vcpus *", invalid, "it is no CEL expression"),
         ("pods * 2", failed, "Undeclared reference to 'pods'"),
-        ("8 - vcpus", failed, "which is negative"),
+        ("8 - vcpus", failed, "is negative"),
         ("vcpus / (vcpus - 2)", failed, "Division by zero"),
-        ("vcpus * 2147483647", failed, "the maximum is 2147483647"),
-        ("instance_type", failed, "it gives a string, expected a number (int or double)"),
+        ("vcpus * 2147483647", failed, "above the maximum of 2147483647"),
+        ("instance_type", failed, "the result is a string, expected a number (int or double)"),
     ] {
         let error = outcome_with_gate("AL2023", json!({"maxPods": max_pods})).unwrap_err();
         assert_eq!(error.event().reason(), reason);

@@ -6,9 +6,7 @@ use std::fmt::Write as _;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MimeError {
     /// A header line without a name.
-    #[error(
-        "the line {0:?} is no header, and the headers have not ended: write NAME: VALUE, and an empty line after the last"
-    )]
+    #[error("invalid header line {0:?}: write NAME: VALUE, and an empty line before the body")]
     Header(String),
     /// No `Content-Type: multipart/…`.
     #[error("its Content-Type is {0:?}, not multipart/mixed")]
