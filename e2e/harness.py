@@ -486,7 +486,7 @@ class Stowage:
 
     def metric(self, name, *labels):
         """The sum of a metric's samples that have these labels, each as `name="value"`."""
-        return sum(value for sample, value in self.metrics().items() if re.match(rf"{name}[{{]", sample) and all(label in sample for label in labels))
+        return sum(value for sample, value in self.metrics().items() if re.match(rf"{name}([{{]|$)", sample) and all(label in sample for label in labels))
 
     def post(self, path, body, client="client"):
         """Status and body of a POST to the HTTPS listener, with the client certificate of this folder or without one. Raises

@@ -14,11 +14,12 @@ import re
 import yaml
 
 import aws
+import faults
 import prometheus
 import services
 import workloads
 from alerts_test import rendered
-from chart_test import CHART, helm, settings  # noqa: F401 (a fixture)
+from chart_test import helm  # noqa: F401 (a fixture)
 from ec2_leaving_test import send
 from kube import key
 from services import small_pool
@@ -92,19 +93,6 @@ EXPRESSIONS = {
     "leader": "max(leader_election_master_status)",
 }
 
-# Panels of the chart's dashboard without data in this run, with the reason.
-EMPTY_PANELS = {
-    "Launch failures, by reason": "every launch succeeds",
-    "Answers, 99th percentile": "kube-scheduler does not call the extender",
-}
-
-# Names that dashboards have and this service does not, with the reason.
-ABSENT = {
-    "karpenter_workqueue_": "there are no such queues",
-    "workqueue_": "there are no such queues",
-    "kube_": "of kube-state-metrics",
-    "node_boot_": "of node-exporter",
-}
 OF_OTHERS = ("of kube-state-metrics", "of node-exporter")
 
 
@@ -134,24 +122,6 @@ def selectors(expression):
     return found
 
 
-def reason_of(expression):
-    """Why an expression has no data, as far as the names of its metrics say it."""
-    for name in prometheus.series_of(expression):
-        for prefix, reason in ABSENT.items():
-            if name == prefix or prefix.endswith("_") and name.startswith(prefix):
-                return reason
-    return "not in this run"
-
-
-def rows_of(server, named):
-    """For each of (title, expression): title, expression, series, and why there is none."""
-    rows = []
-    for title, expression in named:
-        count = len(server.query(prometheus.filled(expression)))
-        rows.append((title, expression, count, "" if count else reason_of(expression)))
-    return rows
-
-
 def first_samples(text):
     """The text with at most fifty samples of each name: promtool compares each series of a metric with each other one, and there are thousands of offerings."""
     counts, lines = collections.Counter(), []
@@ -174,7 +144,7 @@ class TestPrometheus:
         for pool in pools:
             pool["spec"]["limits"] = limits
             pool["spec"]["disruption"] |= {"consolidateAfter": "2s", "budgets": [{"nodes": "100%"}]}
-        with services.ec2(plane, pools, settings={"STOWAGE_REPORTING_COMPONENT": COMPONENT}) as service, prometheus.Prometheus(plane.bin, service.stowage.addresses["metrics"], rendered(request.getfixturevalue("helm"))) as server:
+        with services.ec2(plane, pools, settings={"STOWAGE_REPORTING_COMPONENT": COMPONENT}, placement="extender") as service, prometheus.Prometheus(plane.bin, service.stowage.addresses["metrics"], rendered(request.getfixturevalue("helm"))) as server:
             service.prometheus = server
             yield service
 
@@ -182,9 +152,12 @@ class TestPrometheus:
         def two_of(pool, space):
             return workloads.namespace(space), workloads.workload(space, "server", REPLICAS, 1200, 512, nodeSelector={"team": pool, LEGACY: "amd64"})
 
-        service.plane.apply(*two_of(POOL, SPACE), *two_of("steady", "steady"))
-        for space in (SPACE, "steady"):
-            service.wait_bound(space, REPLICAS, 120)
+        # One zone has no instances, so that launches fail there.
+        none = faults.short_of("InsufficientInstanceCapacity", "We have none.", lambda _, zone, *__: zone == aws.ZONES[0])
+        with service.proxy.fault(none):
+            service.plane.apply(*two_of(POOL, SPACE), *two_of("steady", "steady"))
+            for space in (SPACE, "steady"):
+                service.wait_bound(space, REPLICAS, 120)
         service.first_pods = {key(pod) for space in (SPACE, "steady") for pod in service.mirror.pods(space)}
         interrupted = sorted(service.claims(POOL), key=key)[0]
         send(service, "aws.ec2", "EC2 Spot Instance Interruption Warning", **{"instance-id": service.instance_of(interrupted), "instance-action": "terminate"})
@@ -205,18 +178,15 @@ class TestPrometheus:
         service.assert_nothing_leaked()
 
     def test_2_what_users_of_karpenter_watch_has_data(self, service):
-        rows = rows_of(service.prometheus, EXPRESSIONS.items())
+        rows = prometheus.rows_of(service.prometheus, EXPRESSIONS.items())
         print(f"\n{prometheus.table(rows)}", flush=True)
         assert [title for title, _, count, _ in rows if not count] == []
 
-    def test_2b_no_panel_of_the_dashboard_is_empty(self, service, helm, tmp_path):  # noqa: F811
-        text = helm("template", "stowage", CHART, *settings({"dashboard.enabled": True}), "--show-only", "templates/dashboard.yaml").stdout
-        file = tmp_path / "dashboard.json"
-        file.write_text(yaml.safe_load(text)["data"]["stowage.json"])
-        rows = rows_of(service.prometheus, prometheus.expressions(file))
+    def test_2b_no_panel_of_the_dashboard_is_empty(self, service):
+        rows = prometheus.rows_of(service.prometheus, prometheus.expressions(prometheus.DASHBOARD))
         print(f"\n{prometheus.table(rows)}", flush=True)
         assert len(rows) > 50
-        assert {title for title, _, count, _ in rows if not count} == set(EMPTY_PANELS)
+        assert [title for title, _, count, _ in rows if not count] == []
 
     def test_3_so_have_the_dashboards_of_others(self, service, tmp_path):
         own = tmp_path / "own.json"
@@ -224,7 +194,7 @@ class TestPrometheus:
         folder = os.environ.get("STOWAGE_DASHBOARDS")
         ours = []
         for file in [own, *(sorted(pathlib.Path(folder).iterdir()) if folder else [])]:
-            rows = rows_of(service.prometheus, prometheus.expressions(file))
+            rows = prometheus.rows_of(service.prometheus, prometheus.expressions(file))
             print(f"\n{file.name}: {sum(1 for row in rows if row[2])} of {len(rows)} expressions have data\n{prometheus.table(rows)}", flush=True)
             assert rows, file
             ours += [row for row in rows if row[3] not in OF_OTHERS]

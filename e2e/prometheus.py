@@ -15,6 +15,7 @@ from processes import stop, write_pid
 from waiting import wait_until
 
 JOB, CLUSTER = "karpenter", "e2e"  # labels that dashboards select by
+DASHBOARD = harness.ROOT / "charts" / "stowage" / "files" / "dashboard.json"
 START_TIMEOUT = 30.0
 
 
@@ -102,6 +103,33 @@ def expressions(file):
     return found
 
 
+# Names that dashboards have and this service does not, with the reason.
+ABSENT = {
+    "karpenter_workqueue_": "there are no such queues",
+    "workqueue_": "there are no such queues",
+    "kube_": "of kube-state-metrics",
+    "node_boot_": "of node-exporter",
+}
+
+
+def reason_of(expression):
+    """Why an expression has no data, as far as the names of its metrics say it."""
+    for name in series_of(expression):
+        for prefix, reason in ABSENT.items():
+            if name == prefix or prefix.endswith("_") and name.startswith(prefix):
+                return reason
+    return "not in this run"
+
+
+def rows_of(server, named):
+    """For each of (title, expression): title, expression, series, and why there is none."""
+    rows = []
+    for title, expression in named:
+        count = len(server.query(filled(expression)))
+        rows.append((title, expression, count, "" if count else reason_of(expression)))
+    return rows
+
+
 def filled(expression):
     """An expression of a dashboard with values for its variables: everything, within five minutes."""
     text = re.sub(r"\[\$__(rate_interval|interval|range)\]", "[5m]", expression)
@@ -110,6 +138,17 @@ def filled(expression):
     text = text.replace('"$cluster"', f'"{CLUSTER}"').replace('"$controller"', '"disruption"')
     text = re.sub(r'"\$\{?\w+(:\w+)?\}?"', '".*"', text)
     return re.sub(r"\$\{?\w+\}?", "nodepool", text)
+
+
+def titles_of_row(row):
+    """The titles of the panels in a row of the chart's dashboard."""
+    inside, titles = False, set()
+    for panel in yaml.safe_load(DASHBOARD.read_text())["panels"]:
+        if panel["type"] == "row":
+            inside = panel["title"] == row
+        elif inside:
+            titles.add(panel["title"])
+    return titles
 
 
 def watched(expression):

@@ -220,7 +220,7 @@ class Ec2(Service):
 
 
 @contextlib.contextmanager
-def ec2(plane, pools, classes=None, settings=None, broken_price_list=False):
+def ec2(plane, pools, classes=None, settings=None, broken_price_list=False, placement="nominate"):
     """Stowage on EC2's wire protocol with these NodePools and node classes, in an empty control plane. `settings` are more variables of
     its environment. `broken_price_list`: moto fails the calls of Pricing."""
     classes = classes or [node_class()]
@@ -233,7 +233,7 @@ def ec2(plane, pools, classes=None, settings=None, broken_price_list=False):
         kubelets = stack.enter_context(harness.Kubelets(plane, moto.endpoint, cluster=CLUSTER))
         own = {"AWS_ENDPOINT_URL": proxy.endpoint, "CLUSTER_ENDPOINT": plane.state["api"], "INTERRUPTION_QUEUE": CLUSTER}
         environment = {**moto.env(), **own, **(settings or {})}
-        stowage = stack.enter_context(harness.Stowage(plane, "nominate", env=environment, cloud="ec2", clusterName=CLUSTER))
+        stowage = stack.enter_context(harness.Stowage(plane, placement, env=environment, cloud="ec2", clusterName=CLUSTER))
         mirror = stack.enter_context(observe.Mirror(plane.api))
         service = Ec2(plane, stowage, mirror, moto, account, proxy, kubelets)
         begin = time.monotonic()

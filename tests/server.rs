@@ -644,7 +644,7 @@ async fn without_names_nobody_reads_the_state() {
 }
 
 #[tokio::test]
-async fn the_state_is_made_once_per_second_for_all_clients_and_a_defect_in_it_stops_nothing() {
+async fn the_state_is_made_once_per_second_for_all_clients() {
     static MADE: AtomicUsize = AtomicUsize::new(0);
     let setup = Setup::start(|_| {}).await;
     setup.state.debug.set_source(|| {
@@ -666,7 +666,7 @@ async fn the_state_is_made_once_per_second_for_all_clients_and_a_defect_in_it_st
 }
 
 #[tokio::test]
-async fn clients_that_do_not_read_the_state_hold_back_their_own_address_only_until_they_leave() {
+async fn clients_that_do_not_read_hold_back_only_their_own_address() {
     let setup = Setup::start(|_| {}).await;
     // More than the buffers of two sockets take.
     setup.state.debug.set_source(|| vec![b' '; 32 << 20]);

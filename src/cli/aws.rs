@@ -265,7 +265,7 @@ mod tests {
 
     /// Before, every gate but one was ignored.
     #[test]
-    fn f21_gates_of_features_that_are_missing_are_refused_and_unknown_ones_are_known_to_have_no_effect() {
+    fn f21_gates_of_missing_features_are_refused_and_unknown_ones_are_listed() {
         for (list, refused) in [
             ("", None),
             ("NodeRepair=true,StaticCapacity=false,,", None),

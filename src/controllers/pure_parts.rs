@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use kube::ResourceExt;
 use stowage_model::time::UnixMillis;
+use stowage_planner::PlanSettings;
 
 use crate::controllers::condition_metrics;
 use crate::controllers::derived_state::DerivedState;
@@ -27,9 +28,10 @@ use crate::decisions::provisioning::quarantine::Quarantine;
 use crate::extender::View;
 use crate::state::ClusterState;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
+use crate::state::snapshot::SnapshotRequest;
 
 /// The loops, with their debounce and resync periods in milliseconds.
-pub const PART_NAMES: [(&str, u32, u32); 11] = [
+pub const PART_NAMES: [(&str, u32, u32); 12] = [
     ("provisioning", 20, 1_000),
     ("lifecycle", 20, 500),
     ("nominations", 20, 500),
@@ -41,6 +43,7 @@ pub const PART_NAMES: [(&str, u32, u32); 11] = [
     ("drift", 2_000, 10_000),
     ("gauges", 5_000, 5_000),
     ("expiration", 10_000, 10_000),
+    ("least cost", 20_000, 20_000),
 ];
 
 /// What the loops remember between two passes.
@@ -58,6 +61,7 @@ pub struct PureParts {
     published: View,
     marked: MarkedNodes,
     conditions: condition_metrics::Objects,
+    settings: PlanSettings,
 }
 
 impl PureParts {
@@ -74,6 +78,7 @@ impl PureParts {
             published: View::default(),
             marked: MarkedNodes::default(),
             conditions: condition_metrics::Objects::default(),
+            settings: PlanSettings::default(),
         }
     }
 
@@ -139,6 +144,12 @@ impl PureParts {
             }
             "conditions" => self.conditions.changes(state).count(),
             "expiration" => expired(state, now).0.len(),
+            "least cost" => {
+                let request = SnapshotRequest { pools, settings: &self.settings, now };
+                let claims = state.claims.keys().map(String::as_str);
+                black_box(self.derived.simulator(state, request, claims).least_cost());
+                state.claims.len()
+            }
             other => unreachable!("{other} is no loop"),
         }
     }

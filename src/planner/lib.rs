@@ -42,7 +42,7 @@ pub use crate::input::settings::{MinValuesPolicy, NodeSizes, PlanSettings, Prefe
 pub use crate::input::terms::selector;
 pub use crate::output::dependencies::dependent_parts;
 pub use crate::output::plan::{Choice, ExistingNodePlacement, Plan, PlannedNode, Unschedulable};
-pub use crate::solve::{Effort, plan, plan_with};
+pub use crate::solve::{Effort, least_cost, plan, plan_with};
 
 /// Claims, volumes and storage classes, and what they allow.
 pub mod volumes {

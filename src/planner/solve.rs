@@ -20,7 +20,7 @@ use crate::input::service_spread::with_services;
 use crate::input::volumes::resolve::resolve;
 use crate::output::assemble::assemble;
 use crate::output::feedback::{feedback, placed_per_place};
-use crate::output::plan::Plan;
+use crate::output::plan::{Plan, rounded_down};
 use crate::output::rehearsal::withdraw_unbindable;
 use crate::output::restore::{restore, restore_pools};
 use crate::pack::colocation::buy_for_affinity_groups;
@@ -67,6 +67,22 @@ pub fn plan_with(problem: &Problem, cache: &ColumnCache, effort: Effort) -> Plan
         }
         None => plan_resolved(problem, cache, effort),
     }
+}
+
+/// A lower bound on the price of new nodes for the pods of a problem, per hour, whatever the weights of the NodePools: no room on nodes that are
+/// there counts, and pods that no new node holds cost nothing. `None` when the LP fails. `cache` as for [`plan`].
+pub fn least_cost(problem: &Problem, cache: &ColumnCache) -> Option<MicroUsd> {
+    let resolved = resolve(problem);
+    let problem = resolved.as_ref().map_or(problem, |resolved| &resolved.problem);
+    let reduced = with_relevant_pools(problem);
+    let problem = reduced.as_ref().map_or(problem, |reduced| &reduced.problem);
+    if problem.pods.is_empty() {
+        return Some(MicroUsd(0));
+    }
+    let known = Feedback::default();
+    let mut instance = Instance::new(problem, cache, &known);
+    let bound = lower_bound(&mut instance.state(false))?;
+    Some(rounded_down(bound.cost))
 }
 
 /// [`plan_relevant`] with the NodePools that matter.

@@ -207,7 +207,7 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         let mut table = lock(&self.connections.table);
         table.remove(self.id);
-        self.connections.show(&table);
+        self.connections.record_open_connections(&table);
     }
 }
 

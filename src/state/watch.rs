@@ -361,7 +361,7 @@ mod tests {
     use crate::test_support::objects;
 
     #[test]
-    fn an_object_whose_change_panics_is_left_out_and_nothing_is_removed_because_of_its_kind_meanwhile() {
+    fn nothing_is_removed_while_an_object_is_left_out_whose_change_panicked() {
         let (cluster, now) = (Cluster::default(), UnixMillis(1));
         let mut table = Table { kind: "pods", cluster: &cluster, clock: || UnixMillis(1), left_out: BTreeSet::new() };
         let put = |table: &mut Table<'_>, name: &str, panics: bool| {

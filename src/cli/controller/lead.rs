@@ -155,6 +155,7 @@ pub(crate) fn lead(
         loops.start("consolidatable", TURN_LIMIT, disruption::consolidatable::run);
         loops.start("moves", TURN_LIMIT, disruption::advance::run);
         loops.start("gauges", TURN_LIMIT, gauges::run);
+        loops.start("least cost", TURN_LIMIT, disruption::least_cost::run);
         if has_object_series {
             loops.start("conditions", TURN_LIMIT, condition_metrics::run);
         }

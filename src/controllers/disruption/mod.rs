@@ -6,6 +6,7 @@ pub mod consolidatable;
 pub mod consolidation;
 pub mod departure;
 pub mod disruption_metrics;
+pub mod least_cost;
 pub mod mark;
 pub mod outdated_replacement;
 pub mod replacement;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use stowage_model::time::UnixMillis;
+use stowage_model::units::MicroUsd;
 use stowage_planner::Effort;
 
 use crate::controllers::context::Context;
@@ -70,6 +71,14 @@ pub fn plan_moves(
     effort: Effort,
 ) -> Option<(SimulatedRemoval, Vec<Move>)> {
     caught(ctx, without, || simulator.moves(without, effort))
+}
+
+/// A lower bound on the price of new nodes for all pods of the nodes of NodePools, per hour. Takes as long as the LP does. `None` without one, or
+/// when the planner panicked.
+pub fn least_cost(ctx: &Context, pools: &[ReadyPool], now: UnixMillis) -> Option<MicroUsd> {
+    let claims: Vec<String> = ctx.cluster.read().claims.keys().cloned().collect();
+    let simulator = simulator(ctx, pools, claims.iter().map(String::as_str), now);
+    caught(ctx, &BTreeSet::new(), || simulator.least_cost()).flatten()
 }
 
 fn caught<T>(ctx: &Context, without: &BTreeSet<String>, plan: impl FnOnce() -> T) -> Option<T> {

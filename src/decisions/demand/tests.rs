@@ -42,7 +42,7 @@ fn a_preempting_pod_is_no_demand_unless_a_plan_nominated_it() {
 }
 
 #[test]
-fn pods_that_no_scheduler_has_attempted_join_those_of_their_class_that_were_rejected() {
+fn unattempted_pods_join_those_of_their_class_that_were_rejected() {
     let of_cpu = |cpu: &str, status: &Value| {
         let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
         json!({"spec": {"containers": [container]}, "status": status["status"]})

@@ -8,7 +8,9 @@ use stowage_model::offering::CapacityType;
 use stowage_model::pod_class::PodClass;
 use stowage_model::time::UnixMillis;
 use stowage_model::units::MicroUsd;
-use stowage_planner::{Choice, ColumnCache, Effort, NodeState, Plan, PlannedNode, PodEntry, Problem, plan_with};
+use stowage_planner::{
+    Choice, ColumnCache, Effort, NodeState, Plan, PlannedNode, PodEntry, Problem, least_cost, plan_with,
+};
 
 use crate::decisions::demand::{demand, moved_pods, unattempted};
 use crate::decisions::disruption::late_nodes::pools_with_late_nodes;
@@ -237,6 +239,14 @@ impl Simulator {
     /// Number of pods that each simulation places besides those of the removed nodes.
     pub fn waiting_pods(&self) -> usize {
         self.snapshot.problem.pods.len()
+    }
+
+    /// A lower bound on the price of new nodes for the pods of all nodes that can be removed, per hour. Takes as long as the LP does.
+    pub fn least_cost(&self) -> Option<MicroUsd> {
+        let removed: Vec<(&String, &Removable)> = self.removable.iter().collect();
+        let (mut problem, _) = self.problem_without(&self.removable.keys().cloned().collect(), &removed);
+        problem.pods.drain(..self.waiting_pods());
+        least_cost(&problem, &self.snapshot.column_cache)
     }
 
     /// Plans the removal of the nodes of these claims. Takes as long as the planner does.

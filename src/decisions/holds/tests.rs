@@ -340,7 +340,7 @@ fn a_successor_that_came_in_an_earlier_move_takes_no_room_of_a_later_one() {
 }
 
 #[test]
-fn a_successor_takes_no_room_of_another_move_when_its_own_hold_has_ended_or_its_node_leaves() {
+fn a_successor_without_a_hold_takes_no_room_of_another_move() {
     let mut state = ClusterState::default();
     for old in ["old-a", "old-b"] {
         put_node(&mut state, old, &json!({}));
@@ -358,7 +358,7 @@ fn a_successor_takes_no_room_of_another_move_when_its_own_hold_has_ended_or_its_
 
 /// Two pods of one controller that are gone are planned, one on each node; one or two others of it wait.
 #[test]
-fn a_waiting_pod_has_the_room_that_a_move_keeps_before_what_one_kept_the_latest_first() {
+fn a_waiting_pod_gets_the_room_that_moves_keep_the_latest_first() {
     for (sources, one, two) in [
         (&["old-a", "old-b"][..], ["n/w", ""], ["n/w", "n/x"]),
         (&["old-b"], ["", "n/w"], ["n/x", "n/w"]),

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_replaced_in_the_last_tenth_of_its_lifetime_and_in_the_last_week_at_most() {
+    fn a_node_is_replaced_in_the_last_tenth_of_its_lifetime_at_most_a_week() {
         let hours = |after: &str| replaced_from(&claim("c", after, false)).map(|at| (at.0 - 10_000) / 3_600_000);
         for (after, expected) in [
             ("720h", Some(648)),

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_node_gets_the_planned_taint_and_pods_of_other_nodes_are_nominated_first() {
+    fn a_complete_node_gets_the_planned_taint_after_nominations_for_other_nodes() {
         use PlacementMode::{Extender, Nominate, Off};
         let state = state_with_planned_pod(None);
         let bound = state_with_planned_pod(Some("node-c"));

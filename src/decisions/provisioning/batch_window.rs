@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_pod_is_planned_soon_and_a_burst_at_its_end_or_when_its_first_pod_has_waited_long_enough() {
+    fn a_single_pod_is_planned_soon_and_a_burst_at_its_end_or_limit() {
         for (case, window, expected) in [
             ("a single pod", (1_000, 1_000, 0), 1_100),
             ("pods that are still rejected", (1_000, 1_900, 0), 2_000),

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_pods_still_join_purchases_what_would_wait_too_long_until_the_next_plan() {
+    fn an_open_batch_purchases_what_would_wait_too_long_until_the_next_plan() {
         for (case, latest, max, last_pass, expected) in [
             ("a quarter of the wait until the next plan", 9_990, 1_000, 0, Commit::WaitingSince(UnixMillis(9_250))),
             ("twice the last pass", 9_990, 1_000, 200, Commit::WaitingSince(UnixMillis(9_400))),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_purchased_if_one_of_its_pods_is_due_and_the_pods_of_the_others_are_planned_again() {
+    fn a_node_is_purchased_if_one_of_its_pods_is_due() {
         let alone = || json!({});
         let cluster = cluster(&[("a", "6", alone()), ("b", "7", alone()), ("c", "1", alone()), ("new", "7", alone())]);
         let (nodes, later, cost) = purchased(&cluster, &["a"]);

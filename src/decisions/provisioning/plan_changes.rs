@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_left_its_old_node_stays_in_the_plan_while_its_successor_may_be_meant_for_the_node() {
+    fn a_pod_that_left_its_node_stays_planned_while_its_successor_may_come() {
         let moved = json!({"uid": "rs", "at_ms": 0, "until_ms": 600_000, "source": "gone"});
         let owners = json!({"n/moved-1": moved, "n/moved-2": moved});
         let mut state = state(&["n/moved-1", "n/moved-2"], &owners, "1970-01-01T00:01:40Z", true);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_reserves_room_until_its_holds_end_or_its_node_leaves_but_not_for_pods_that_run_there() {
+    fn a_plan_reserves_room_for_pods_to_come_until_holds_end_or_the_node_leaves() {
         let (late, over) = ("1970-01-01T00:10:00Z", "1970-01-01T00:01:40Z");
         let leaving = |why: &str| json!({"metadata": {"annotations": {(labels::DISRUPTING): why}}});
         let deleted = json!({"metadata": {"deletionTimestamp": late, "finalizers": ["f"]}});

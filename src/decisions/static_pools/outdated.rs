@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_were_created_together_are_replaced_within_the_budget_before_they_expire() {
+    fn nodes_of_equal_age_are_replaced_within_the_budget_before_they_expire() {
         let mut state = state(&json!({"replicas": 4, "disruption": {"budgets": [{"nodes": "1"}]}}), 4);
         for n in 0..4 {
             let mut claim = serde_json::to_value(&*state.claims[&format!("c{n}")]).unwrap();

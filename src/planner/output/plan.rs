@@ -99,10 +99,9 @@ impl Plan {
         }
     }
 
-    /// Raises its lower bound to this one, in micro-USD per hour, up to the precision of the LP.
+    /// Raises its lower bound to this one, in micro-USD per hour as of the LP.
     pub(crate) fn raise_bound(&mut self, bound: f64) {
-        #[allow(clippy::cast_possible_truncation)]
-        let bound = MicroUsd((bound * (1.0 - 1e-9)).floor() as i64);
+        let bound = rounded_down(bound);
         // A plan that leaves pods out may cost less than the bound for all pods: then the bound says nothing.
         let is_complete = self.unschedulable.is_empty();
         debug_assert!(!is_complete || bound <= self.cost, "{bound:?} is no bound of {:?}", self.cost);
@@ -123,4 +122,10 @@ impl Plan {
         let on_existing = self.placements.iter().flat_map(|placement| &placement.pods);
         on_new.chain(on_existing).copied().chain(self.unschedulable.iter().map(|left_out| left_out.pod))
     }
+}
+
+/// A lower bound of the LP, in micro-USD per hour, less what its precision may have added.
+#[allow(clippy::cast_possible_truncation)]
+pub(crate) fn rounded_down(bound: f64) -> MicroUsd {
+    MicroUsd((bound * (1.0 - 1e-9)).floor() as i64)
 }

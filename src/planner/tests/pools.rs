@@ -7,13 +7,33 @@ use stowage_model::labels::USD_PER_HOUR;
 use stowage_model::resources::Resources;
 use stowage_model::units::{MicroUsd, Millicores};
 
+use crate::columns::table::ColumnCache;
 use crate::output::plan::PlannedNode;
+use crate::solve::least_cost;
 use crate::test_support::{HOST, World, affinity, lone, reason, types};
 
 #[test]
 fn nothing_to_place_costs_nothing() {
     let plan = World::new().plan();
     assert_eq!((plan.cost, plan.lower_bound, plan.new_nodes.len()), (MicroUsd(0), Some(MicroUsd(0)), 0));
+}
+
+#[test]
+fn pods_cost_at_least_the_bound_of_their_plan_whatever_room_there_is() {
+    let mut world = World::new();
+    world.pods("p", 3, &json!({}), "1", "1Gi", &json!({}));
+    world.pods("q", 5, &json!({"app": "q"}), "700m", "3Gi", &affinity("podAntiAffinity", HOST, &json!({"app": "q"})));
+    let least_cost = |world: &World| least_cost(&world.problem, &ColumnCache::default());
+    let plan = world.plan();
+    assert!(least_cost(&world) > Some(MicroUsd(0)) && least_cost(&world) <= plan.lower_bound, "{plan:?}");
+    let bound = least_cost(&world);
+    world.node("free", "z-a", 64, &[]);
+    assert!(world.plan().cost < plan.cost);
+    assert_eq!(least_cost(&world), bound);
+    // No type holds these, and the others still cost as much.
+    world.pods("large", 2, &json!({}), "900", "1Gi", &json!({}));
+    assert_eq!(least_cost(&world), bound);
+    assert_eq!(least_cost(&World::new()), Some(MicroUsd(0)));
 }
 
 #[test]

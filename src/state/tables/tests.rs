@@ -133,7 +133,7 @@ fn f17_a_duration_protects_a_pod_from_its_start_on_until_it_is_over() {
 }
 
 #[test]
-fn a_duration_protects_a_node_from_its_creation_or_that_of_its_claim_on_until_it_is_over() {
+fn a_duration_protects_a_node_from_the_creation_of_node_or_claim_on() {
     let at = |minutes: i64| UnixMillis(60_000 * minutes);
     let meta = |value: &str, minutes: i64| serde_json::json!({"annotations": {(stowage_model::labels::DO_NOT_DISRUPT): value}, "creationTimestamp": at(minutes).rfc3339()});
     let protected =

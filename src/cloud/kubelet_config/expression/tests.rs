@@ -64,8 +64,8 @@ fn c34_an_expression_without_a_number_is_an_error() {
         ("0.0 / 0.0", "the result NaN"),
         ("1.0 / 0.0", "the result inf"),
         ("max(0.0 / 0.0, 1.0)", "the result NaN"),
-        ("9.3e18", "which is not a finite 64-bit number"),
-        ("-9.3e18", "which is not a finite 64-bit number"),
+        ("9.3e18", "is not a finite 64-bit number"),
+        ("-9.3e18", "is not a finite 64-bit number"),
     ] {
         let error = number(text).unwrap_err().to_string();
         assert!(error.contains(expected), "{text}: {error}");

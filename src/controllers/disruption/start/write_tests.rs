@@ -142,7 +142,7 @@ async fn the_cap_admits_a_part_of_the_empty_nodes_and_all_sources_of_a_move_or_n
 
 /// The choice took time.
 #[tokio::test]
-async fn nothing_begins_when_disruption_was_paused_or_a_watch_became_stale_since_the_choice() {
+async fn nothing_begins_when_a_pause_or_a_stale_watch_came_after_the_choice() {
     let stale = |ctx: &Context| {
         for kind in KINDS {
             ctx.cluster.watch_signs().record_list(kind, clock::now() - std::time::Duration::from_mins(2));

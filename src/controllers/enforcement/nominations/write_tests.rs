@@ -249,7 +249,7 @@ async fn a_refused_pod_is_withdrawn_from_its_plan_under_every_failure() {
 
 /// The pod s-0 was to move to the node of c, and its successor runs elsewhere: when that ends, the next one must not get the hold back.
 #[tokio::test]
-async fn a_pod_bound_elsewhere_under_its_name_is_withdrawn_from_its_plan_under_every_failure() {
+async fn a_pod_bound_elsewhere_is_withdrawn_from_its_plan_under_every_failure() {
     let strayed = |placement| {
         let api = FakeApi::default();
         let owner = json!({"uid": "s", "at_ms": 0, "until_ms": 4_000_000_000_000_i64, "source": "old", "node": "old"});

@@ -106,7 +106,7 @@ async fn a_planner_that_panics_over_everything_quarantines_no_pod() {
 }
 
 #[tokio::test]
-async fn a_pod_whose_node_claim_is_rejected_is_left_out_and_its_neighbors_are_planned_in_the_same_pass() {
+async fn the_neighbors_of_a_rejected_pod_are_planned_in_the_same_pass() {
     let world = open_world();
     pending_of(&world, "attacker", "poison", "bad");
     for tenant in ["a", "b", "c"] {
@@ -250,7 +250,7 @@ async fn a_node_pool_that_the_planner_panics_over_is_left_out_until_it_changes()
 }
 
 #[tokio::test]
-async fn nodes_that_the_planner_panics_over_are_left_out_and_not_disrupted_and_purchases_are_bounded_meanwhile() {
+async fn nodes_that_the_planner_panics_over_are_left_out_and_purchases_are_bounded() {
     for (name, keeps_pods) in [("room", true), ("pods", false)] {
         let world = supplied_world(&["p"], &["x0", "x1", "x2", name, "x3"]);
         for at in 0..30 {

@@ -114,7 +114,7 @@ async fn f12_a_pod_moves_from_one_claims_plan_to_another_under_every_failure() {
 
 /// The plan of the claim `old` still reserves room for the pod, which does not fit on its node.
 #[tokio::test]
-async fn a_reservation_is_given_up_before_a_node_is_purchased_for_the_pod_under_every_failure() {
+async fn a_reservation_is_given_up_before_a_purchase_under_every_failure() {
     let text = transcript(
         || {
             let world = world();

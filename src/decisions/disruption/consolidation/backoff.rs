@@ -82,7 +82,7 @@ mod tests {
     const WHY: Obstacle = Obstacle::DaemonLeftOut;
 
     #[test]
-    fn the_backoff_doubles_up_to_fifteen_minutes_and_is_forgotten_after_as_long_without_a_failure() {
+    fn the_backoff_doubles_up_to_fifteen_minutes_and_ends_after_as_long() {
         let (mut backoff, mut now) = (Backoff::default(), UnixMillis(0));
         for minutes in [1, 2, 4, 8, 15, 15] {
             backoff.blocked("a", WHY, now);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_event_ends_the_wait_for_room_after_a_minute_but_not_that_after_an_abandoned_replacement() {
+    fn a_pod_event_ends_the_wait_for_room_but_not_after_an_abandoned_replacement() {
         let (mut backoff, minute) = (Backoff::default(), Duration::from_mins(1));
         backoff.blocked("a", WHY, UnixMillis(0));
         backoff.blocked("a", WHY, UnixMillis(0) + minute);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_whose_own_pods_changed_is_tried_again_at_once_but_not_after_an_abandoned_replacement() {
+    fn a_node_with_changed_pods_is_tried_again_but_not_after_an_abandoned_replacement() {
         let (mut backoff, second) = (Backoff::default(), Duration::from_secs(1));
         let since = UnixMillis(0) + second * 10;
         backoff.blocked("a", WHY, since);

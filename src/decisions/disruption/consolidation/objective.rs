@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn an_eviction_costs_a_tenth_of_the_hourly_market_value_of_a_unit_unless_the_pool_has_another_payback() {
+    fn an_eviction_costs_a_tenth_of_the_hourly_value_of_a_unit_by_default() {
         for (payback, evictions, purchase) in [
             (None, 20_000, 108_333),
             (Some("30m"), 40_000, 116_666),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_with_new_nodes_saves_at_least_five_percent_unless_the_pool_has_another_share() {
+    fn a_removal_with_new_nodes_saves_at_least_five_percent_by_default() {
         for (annotation, purchases, needed) in [
             (None, true, 5_000),
             (None, false, 0),

@@ -148,7 +148,7 @@ fn a_node_is_outdated_in_the_last_part_of_its_lifetime() {
 }
 
 #[test]
-fn nodes_that_will_be_replaced_are_those_that_nothing_protects_and_whose_budgets_are_open() {
+fn nodes_are_replaced_that_nothing_protects_and_whose_budgets_are_open() {
     let now = UnixMillis(95_000);
     let up = r#"{"Launched": "00", "Registered": "00", "Initialized": "00"}"#;
     let closed = json!([{"nodes": "0", "reasons": ["Drifted"]}]);

@@ -87,7 +87,7 @@ fn mark_claim(state: &mut ClusterState, name: &str, patch: &Value) {
 }
 
 #[test]
-fn a_move_departs_as_a_whole_when_all_its_pods_have_room_on_nodes_that_are_initialized() {
+fn a_move_departs_as_a_whole_when_all_its_pods_have_room_on_initialized_nodes() {
     type Change = fn(&mut ClusterState);
     let blocked: Change = |state| {
         let spec = json!({"selector": {"matchLabels": {"app": "a"}}});
@@ -350,7 +350,7 @@ fn put_successor(state: &mut ClusterState, node: Option<&str>, ready: &str) {
 }
 
 #[test]
-fn a_pod_that_surges_leaves_its_replica_set_when_all_places_are_ready_and_its_node_when_its_successor_is() {
+fn a_surging_pod_leaves_its_replica_set_before_and_its_node_after_its_successor_is() {
     let mut state = state();
     put_surging(&mut state, false);
     // Its budget allows no disruption before its successor is ready; those of other pods count.

@@ -174,7 +174,7 @@ fn f18_pods_that_need_a_new_node_whatever_is_removed_are_no_price_of_a_removal()
 }
 
 #[test]
-fn an_outcome_says_what_is_free_afterwards_and_whose_pods_the_new_nodes_are_bought_for() {
+fn an_outcome_says_what_is_free_and_whose_pods_need_the_new_nodes() {
     let mut cluster = cluster(&json!({}), "large/on-demand", &json!({}));
     for (name, offering) in [("other", "large/on-demand"), ("b", "small/on-demand"), ("cordoned", "small/on-demand")] {
         cluster.add_node(name, "p", offering);
@@ -288,4 +288,21 @@ fn of_several_obstacles_the_one_that_concerns_replacement_counts() {
     let mut cluster = cluster(&json!({}), "small/spot", &json!({}));
     cluster.add_pod("selects", Some("old"), "1", &json!({"spec": {"nodeSelector": {"disk": "local"}}}));
     assert_eq!(cluster.simulate(&["old"]).obstacles["old"].kind(), "no_place");
+}
+
+#[test]
+fn the_pods_of_all_nodes_cost_at_least_the_bound() {
+    let mut cluster = SmallCluster::new(&[("p", json!({}))]);
+    assert_eq!(cluster.simulator().least_cost(), Some(MicroUsd(0)));
+    for (name, offering) in [("a", "small/on-demand"), ("b", "large/on-demand"), ("empty", "large/spot")] {
+        cluster.add_node(name, "p", offering);
+    }
+    cluster.add_node_of_others("other", "large");
+    cluster.add_pod("1", Some("a"), "1", &json!({}));
+    cluster.add_pod("2", Some("b"), "3", &json!({}));
+    // Neither of these is on a node of a NodePool.
+    cluster.add_pod("3", Some("other"), "4", &json!({}));
+    cluster.add_pod("waits", None, "4", &json!({}));
+    // Four cores at 20,000, the spot price; rounded down.
+    assert_eq!(cluster.simulator().least_cost(), Some(MicroUsd(79_999)));
 }

@@ -94,7 +94,7 @@ fn every_open_node_that_could_take_a_moving_pod_is_closed() {
 }
 
 #[test]
-fn nodes_are_closed_from_the_deletion_of_a_disrupted_claim_until_the_last_successor_is_bound() {
+fn nodes_are_closed_from_the_deletion_of_a_claim_until_all_successors_are_bound() {
     let mut state = world();
     let none: [&str; 0] = [];
     for (text, deleted, moves) in [

@@ -69,7 +69,7 @@ fn a_pod_is_nominated_to_a_registered_ready_node_at_most_five_times_a_second() {
 }
 
 #[test]
-fn pods_are_nominated_beside_the_planned_taint_only_where_nodes_may_open_before_they_are_bound() {
+fn pods_are_nominated_beside_the_taint_where_nodes_may_open_before_they_are_bound() {
     let mut state = open(None);
     let mut node = (*state.nodes["node-c"]).clone();
     let taint = planned_taint(&state.claims["c"], UnixMillis(0));

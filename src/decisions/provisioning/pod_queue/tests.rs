@@ -36,7 +36,7 @@ fn a_batch_spans_the_pods_that_need_a_node_and_are_not_planned_yet() {
 }
 
 #[test]
-fn a_batch_begins_with_the_rejection_of_its_first_pod_also_while_another_plan_is_written() {
+fn a_batch_begins_with_its_first_rejection_while_another_plan_is_written() {
     let (mut queue, mut state) = (PodQueue::default(), ClusterState::default());
     put(&mut state, "a", true, 0);
     assert_eq!(window(&mut queue, &state, 10), Some((0, 0, 0)));
@@ -54,7 +54,7 @@ fn a_batch_begins_with_the_rejection_of_its_first_pod_also_while_another_plan_is
 }
 
 #[test]
-fn a_pod_that_its_scheduler_has_not_attempted_waits_from_its_creation_or_the_last_plan_on() {
+fn an_unattempted_pod_waits_from_its_creation_or_the_last_plan_on() {
     let (mut queue, mut state) = (PodQueue::default(), ClusterState::default());
     put(&mut state, "a", true, 0);
     let sibling = json!({"name": "c", "resources": {"requests": {"cpu": "1"}}});

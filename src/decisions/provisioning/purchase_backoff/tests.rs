@@ -380,7 +380,7 @@ fn the_next_leader_continues_with_the_purchases_of_the_last() {
 }
 
 #[test]
-fn a_successor_of_a_displaced_pod_that_its_node_does_not_take_is_left_out_like_any_other() {
+fn a_displaced_pod_that_its_new_node_does_not_take_is_left_out_like_others() {
     let mut world = World::new();
     world.put_pod("old", "replica-set", Some("leaving"));
     let owners = json!({"n/old": {"uid": "replica-set", "at_ms": world.now.0}}).to_string();

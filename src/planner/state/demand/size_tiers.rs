@@ -112,7 +112,7 @@ mod tests {
     use crate::test_support::plan_stages::{instance, item};
 
     #[test]
-    fn pods_of_one_tier_have_one_least_size_of_column_and_a_tier_excludes_smaller_columns() {
+    fn pods_of_a_tier_share_the_least_column_size_and_smaller_columns_are_excluded() {
         let mut world = World::new();
         for (name, cpu, memory) in
             [("tiny", "100m", "1Gi"), ("small", "2", "3Gi"), ("large", "2001m", "3Gi"), ("wide", "100m", "40Gi")]

@@ -125,7 +125,7 @@ fn each_node_gets_a_verdict() {
 }
 
 #[test]
-fn no_pod_is_evicted_of_a_workload_whose_newest_pod_is_younger_than_the_interval_of_its_pool() {
+fn no_pod_of_a_workload_is_evicted_within_the_interval_of_its_newest_pod() {
     let pool = json!({"metadata": {"annotations": {(labels::MIN_EVICTION_INTERVAL): "30m"}}});
     let minute = Duration::from_mins(1);
     let other = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "o", "uid": "o", "controller": true});

@@ -237,7 +237,7 @@ fn spot_market(prices: &[i64]) -> SmallCluster {
 }
 
 #[test]
-fn b53_a_spot_node_is_replaced_with_one_that_has_fifteen_cheaper_types_where_the_gate_is_on() {
+fn b53_spot_replaces_spot_with_fifteen_cheaper_types_where_the_gate_is_on() {
     let near = |count: i64| (0..count).map(|n| 40_000 + 100 * n).collect::<Vec<_>>();
     for (case, prices, is_on, removed, blocker) in [
         ("the gate is off", near(20), false, false, "spot_to_spot"),
