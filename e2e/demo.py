@@ -225,7 +225,8 @@ class Demo:
         """Every panel of the chart's dashboard has data, but for those of calls of EC2, of which there are none here."""
         of_ec2 = prometheus.titles_of_row("EC2")
         found = collections.defaultdict(int)
-        for title, _, count, _ in prometheus.rows_of(self.prometheus, prometheus.expressions(prometheus.DASHBOARD)):
+        panels = [row for row in prometheus.expressions(prometheus.DASHBOARD) if not row[0].startswith("$")]  # those are variables
+        for title, _, count, _ in prometheus.rows_of(self.prometheus, panels):
             found[title] += count
         full = [title for title, count in found.items() if count]
         empty = [title for title in found if title not in full and title not in of_ec2]
