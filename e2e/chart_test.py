@@ -260,6 +260,7 @@ class TestOffline:
     @pytest.mark.parametrize("names", NAMES)
     def test_the_dashboard_shows_metrics_and_labels_that_exist(self, helm, names):
         values = {"dashboard": {"enabled": True, "additionalLabels": {"folder": "nodes"}}, "controller.metrics.names": names}
+        values |= {"settings.cloud": "ec2", "settings.clusterName": "prod"}
         text = helm("template", "stowage", CHART, *settings(values), "--show-only", "templates/dashboard.yaml").stdout
         for label in ('grafana_dashboard: "1"', "folder: nodes"):
             assert f"\n    {label}\n" in text
@@ -271,6 +272,17 @@ class TestOffline:
         for target in (target for panel in panels for target in panel["targets"]):
             shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
             assert unknown_series(target["expr"], names) == [] and shown <= grouped(target["expr"]), target
+
+    def test_the_dashboard_of_simulated_ec2_has_no_panels_of_its_calls(self, helm):
+        rendered = {}
+        for cloud in ("ec2", "simulated"):
+            values = {"dashboard.enabled": True, "settings.cloud": cloud, "settings.clusterName": "prod"}
+            text = helm("template", "stowage", CHART, *settings(values), "--show-only", "templates/dashboard.yaml").stdout
+            rendered[cloud] = json.loads(text.split("stowage.json: |\n")[1])
+        panels = {cloud: dashboard.pop("panels") for cloud, dashboard in rendered.items()}
+        assert rendered["ec2"] == rendered["simulated"]
+        gone = [panel["title"] for panel in panels["ec2"] if panel not in panels["simulated"]]
+        assert gone[0] == "EC2" and len(gone) == 5 and len(panels["simulated"]) + 5 == len(panels["ec2"])
 
     def test_unknown_metrics_and_labels_are_reported(self):
         assert unknown_series('sum by (pod, loop) (stowage_loop_turn_seconds{kind="a"})') == ["stowage_loop_turn_seconds has no label kind"]

@@ -373,7 +373,14 @@ class Stowage:
             "controller": {"image": {"repository": IMAGE}, "env": [{"name": name, "value": value} for name, value in self.env.items()]},
             "tls": {"mode": "secret"},
             "webhook": {"url": f"{self.url}/mutate", "caBundle": bundle},
+            "dashboard": {"enabled": True},
         }
+
+    def dashboard(self):
+        """The file of the dashboard that the chart installed."""
+        file = self.dir / "dashboard.json"
+        file.write_text(self.plane.api.get("ConfigMap", f"{RELEASE}-dashboard", NAMESPACE)["data"]["stowage.json"])
+        return file
 
     def certificate(self, folder, *arguments):
         self.plane.certificate(self.dir / folder, *arguments)

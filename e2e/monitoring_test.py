@@ -183,7 +183,7 @@ class TestPrometheus:
         assert [title for title, _, count, _ in rows if not count] == []
 
     def test_2b_no_panel_of_the_dashboard_is_empty(self, service):
-        rows = prometheus.rows_of(service.prometheus, prometheus.expressions(prometheus.DASHBOARD))
+        rows = prometheus.rows_of(service.prometheus, prometheus.expressions(service.stowage.dashboard()))
         print(f"\n{prometheus.table(rows)}", flush=True)
         assert len(rows) > 50
         assert [title for title, _, count, _ in rows if not count] == []

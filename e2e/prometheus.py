@@ -15,24 +15,23 @@ from processes import stop, write_pid
 from waiting import wait_until
 
 JOB, CLUSTER = "karpenter", "e2e"  # labels that dashboards select by
-DASHBOARD = harness.ROOT / "charts" / "stowage" / "files" / "dashboard.json"
 START_TIMEOUT = 30.0
 
 
 class Prometheus:
-    """A running Prometheus that scrapes `http://ADDRESS/metrics` and evaluates rules every second, as a context manager."""
+    """A running Prometheus that scrapes `http://ADDRESS/metrics` and evaluates rules every `interval`, as a context manager."""
 
-    def __init__(self, bin, address, rules):
-        self.bin, self.address, self.rules = pathlib.Path(bin), address, rules
+    def __init__(self, bin, address, rules, interval="1s"):
+        self.bin, self.address, self.rules, self.interval = pathlib.Path(bin), address, rules, interval
 
     def __enter__(self):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="stowage-prometheus-"))
         self.pid_file, self.log = self.dir / "pid", self.dir / "log"
         targets = [{"targets": [self.address], "labels": {"cluster": CLUSTER}}]
-        scrape = {"job_name": JOB, "scrape_interval": "1s", "scrape_timeout": "1s", "static_configs": targets}
+        scrape = {"job_name": JOB, "scrape_interval": self.interval, "scrape_timeout": self.interval, "static_configs": targets}
         config = self.dir / "prometheus.yml"
         (self.dir / "rules.yml").write_text(yaml.safe_dump(self.rules))
-        config.write_text(yaml.safe_dump({"global": {"evaluation_interval": "1s"}, "rule_files": ["rules.yml"], "scrape_configs": [scrape]}))
+        config.write_text(yaml.safe_dump({"global": {"evaluation_interval": self.interval}, "rule_files": ["rules.yml"], "scrape_configs": [scrape]}))
         self.url = f"http://127.0.0.1:{harness.free_port()}"
         command = [self.bin / "prometheus", f"--config.file={config}", f"--storage.tsdb.path={self.dir / 'data'}"]
         with open(self.log, "wb") as log:
@@ -138,17 +137,6 @@ def filled(expression):
     text = text.replace('"$cluster"', f'"{CLUSTER}"').replace('"$controller"', '"disruption"')
     text = re.sub(r'"\$\{?\w+(:\w+)?\}?"', '".*"', text)
     return re.sub(r"\$\{?\w+\}?", "nodepool", text)
-
-
-def titles_of_row(row):
-    """The titles of the panels in a row of the chart's dashboard."""
-    inside, titles = False, set()
-    for panel in yaml.safe_load(DASHBOARD.read_text())["panels"]:
-        if panel["type"] == "row":
-            inside = panel["title"] == row
-        elif inside:
-            titles.add(panel["title"])
-    return titles
 
 
 def watched(expression):
