@@ -51,5 +51,5 @@ pub mod parts {
     pub use crate::state::snapshot::SnapshotRequest;
     pub use crate::state::{Cluster, ClusterState};
     pub use crate::telemetry::{Metrics, metric, registry};
-    pub use crate::webhook::registry::RULES;
+    pub use crate::webhook::rule_list::RULES;
 }

@@ -12,11 +12,11 @@ pub mod launch_group;
 pub mod node_claim;
 pub mod node_class;
 pub mod node_pool;
-mod requirement;
+mod parse_requirements;
 pub mod schema;
 pub mod validation;
 
 pub use crate::node_claim::{NodeClaim, NodeClaimSpec};
 pub use crate::node_class::{Ec2NodeClass, Ec2NodeClassSpec, Ec2NodeClassStatus};
 pub use crate::node_pool::{NodeClassRef, NodePool, NodePoolSpec, Requirement};
-pub use crate::requirement::parse_requirements;
+pub use crate::parse_requirements::parse_requirements;

@@ -2,7 +2,7 @@
 
 pub mod args;
 pub mod aws;
-mod cluster;
+mod cluster_access;
 pub mod controller;
 pub mod manifests;
 pub mod output;

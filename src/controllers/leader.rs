@@ -3,8 +3,8 @@
 //!
 //! The election has a runtime of its own: a leader that is busy, or whose threads wait for CPU time, still renews its lease.
 
+pub mod other_leader;
 pub mod other_leaders;
-pub mod report;
 
 use std::panic::resume_unwind;
 use std::sync::Arc;

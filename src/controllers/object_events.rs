@@ -15,7 +15,7 @@ use stowage_model::{events, labels};
 use crate::controllers::context::{Context, reference};
 use crate::controllers::event_queue::EventQueue;
 use crate::controllers::run_loop::{Pace, RunLoop};
-use crate::decisions::conditions::{Change, Conditioned, Followed, Transition, transitions};
+use crate::decisions::condition_transitions::{Change, Conditioned, Followed, Transition, transitions};
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::state::ClusterState;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};

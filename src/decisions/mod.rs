@@ -1,7 +1,7 @@
 //! Policy decisions about the cluster, as pure functions of the watched state and the time: no clock, no client, no lock. The
 //! controllers gather the inputs and carry out the results.
 
-pub mod conditions;
+pub mod condition_transitions;
 pub mod demand;
 pub mod disruption;
 pub mod gauges;

@@ -13,7 +13,7 @@ pub mod name;
 pub mod pod;
 pub mod preempt;
 pub mod prioritize;
-pub mod quantity;
+pub mod request_quantity;
 pub mod room;
 pub mod view;
 pub mod wire;

@@ -8,7 +8,7 @@ use stowage_model::labels::DISRUPTED_TAINT;
 use stowage_model::resources::Resources;
 
 use crate::extender::name::Name;
-use crate::extender::quantity::Quantity;
+use crate::extender::request_quantity::Quantity;
 
 /// A pod as kube-scheduler sends it: no `kind`, no `apiVersion`. Fields that no verdict needs are skipped.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

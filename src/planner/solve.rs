@@ -17,14 +17,14 @@ use crate::improve::right_size::right_size;
 use crate::improve::spread_repair::repair_spread;
 use crate::input::problem::Problem;
 use crate::input::service_spread::with_services;
-use crate::input::volumes::resolve::resolve;
+use crate::input::volumes::resolve_volumes::resolve;
 use crate::output::assemble::assemble;
-use crate::output::feedback::{feedback, placed_per_place};
+use crate::output::collect_feedback::{feedback, placed_per_place};
 use crate::output::plan::{Plan, rounded_down};
 use crate::output::rehearsal::withdraw_unbindable;
 use crate::output::restore::{restore, restore_pools};
 use crate::pack::colocation::buy_for_affinity_groups;
-use crate::pack::existing::fill_existing;
+use crate::pack::fill_existing::fill_existing;
 use crate::pack::refill::refill_purchased;
 use crate::pack::reserved::{Reservations, fill_reservations};
 use crate::pack::strategy::{Bought, buy_best};
@@ -33,8 +33,8 @@ use crate::patterns::proof::Proof;
 use crate::pricing::lower_bound::{LowerBound, is_exact_bound, lower_bound};
 use crate::pricing::subproblem::Subproblem;
 use crate::state::feedback::Feedback;
-use crate::state::instance::Instance;
 use crate::state::plan_state::PlanState;
+use crate::state::solver_instance::SolverInstance;
 
 /// Re-solves for groups that were assigned to a domain without enough capacity.
 const MAX_RETRIES: usize = 6;
@@ -80,7 +80,7 @@ pub fn least_cost(problem: &Problem, cache: &ColumnCache) -> Option<MicroUsd> {
         return Some(MicroUsd(0));
     }
     let known = Feedback::default();
-    let mut instance = Instance::new(problem, cache, &known);
+    let mut instance = SolverInstance::new(problem, cache, &known);
     let bound = lower_bound(&mut instance.state(false))?;
     Some(rounded_down(bound.cost))
 }
@@ -147,7 +147,7 @@ fn solve_once(
     if problem.pods.is_empty() {
         return (Plan { lower_bound: Some(MicroUsd(0)), optimal: true, ..Plan::default() }, Feedback::default());
     }
-    let mut instance = Instance::new(problem, cache, known);
+    let mut instance = SolverInstance::new(problem, cache, known);
     let priorities = priorities(&instance.groups, by_priority);
     let mut state = instance.state(by_priority);
     let state = &mut state;

@@ -12,7 +12,7 @@ use futures::future::BoxFuture;
 use rustls::pki_types::CertificateDer;
 use tokio::net::TcpStream;
 
-use crate::server::clients::{Access, Accesses};
+use crate::server::client_access::{Access, Accesses};
 use crate::server::connections::{Closable, Connections, Ticket};
 use crate::server::tls::Certificates;
 

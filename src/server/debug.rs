@@ -10,9 +10,9 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::server::accept::Peer;
+use crate::server::app_state::AppState;
 use crate::server::intake::{Share, busy, in_chunks};
 use crate::server::middleware::error;
-use crate::server::state::AppState;
 
 /// How long a document is answered again: however many clients ask, it is made once in this time.
 const FRESH: Duration = Duration::from_secs(1);

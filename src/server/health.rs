@@ -11,9 +11,9 @@ use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, stream};
 
 use crate::server::accept::Peer;
+use crate::server::app_state::AppState;
 use crate::server::intake::{Share, busy, in_chunks, in_chunks_of};
 use crate::server::middleware::error;
-use crate::server::state::AppState;
 use crate::telemetry::Metrics;
 
 /// Liveness: 200, or 503 with each loop that is stuck in a turn, one per line. Independent of the API server and the cloud: an outage must

@@ -14,8 +14,8 @@ use prometheus::IntGauge;
 use serde_json::json;
 
 use crate::server::accept::{Peer, Presented};
-use crate::server::clients::Access;
-use crate::server::state::AppState;
+use crate::server::app_state::AppState;
+use crate::server::client_access::Access;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Guard {

@@ -12,9 +12,10 @@
 //! | metrics | `GET /metrics` | anyone |
 
 pub mod accept;
+pub mod app_state;
 pub mod certificate_error;
 pub mod certificate_files;
-pub mod clients;
+pub mod client_access;
 pub mod config;
 pub mod connections;
 pub mod debug;
@@ -24,7 +25,6 @@ pub mod intake;
 pub mod middleware;
 pub mod routes;
 pub mod series_source;
-pub mod state;
 pub mod tls;
 pub mod verbs;
 
@@ -39,10 +39,10 @@ use hyper_util::rt::TokioTimer;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+pub use crate::server::app_state::AppState;
 pub use crate::server::certificate_error::CertificateError;
 pub use crate::server::config::{Bounds, ServerConfig};
 pub use crate::server::connections::Limits;
-pub use crate::server::state::AppState;
 pub use crate::server::tls::Certificates;
 
 use crate::server::accept::{Bounded, TlsAccept};

@@ -20,11 +20,11 @@ use rustls::{InconsistentKeys, RootCertStore};
 use stowage_model::time::UnixMillis;
 use tokio::time::MissedTickBehavior;
 
+use crate::server::app_state::{AppState, Expiries};
 use crate::server::certificate_error::CertificateError;
 use crate::server::certificate_files::{Files, Paths};
-use crate::server::clients::{Access, Accesses, Clients, RouteClients};
+use crate::server::client_access::{Access, Accesses, Clients, RouteClients};
 use crate::server::config::ServerConfig;
-use crate::server::state::{AppState, Expiries};
 use crate::sync::lock;
 
 /// Certificates in use and their files.

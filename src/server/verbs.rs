@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::extender;
 use crate::extender::{Answer, Denial, FilterArgs, PreemptArgs};
+use crate::server::app_state::AppState;
 use crate::server::intake::Body;
 use crate::server::middleware::{WebhookResult, error};
-use crate::server::state::AppState;
 use crate::webhook;
 
 type Encoded = Result<Vec<u8>, String>;

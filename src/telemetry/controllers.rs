@@ -2,7 +2,7 @@
 
 use prometheus::{CounterVec, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry};
 
-use crate::telemetry::conditions::ConditionMetrics;
+use crate::telemetry::condition_series::ConditionMetrics;
 use crate::telemetry::metric::register;
 use crate::telemetry::registry as declared;
 use crate::telemetry::summary::SummaryVec;

@@ -2,7 +2,7 @@
 
 pub mod buckets;
 pub mod cloud_metrics;
-pub mod conditions;
+pub mod condition_series;
 pub mod controllers;
 pub mod metric;
 pub mod metrics;

@@ -15,8 +15,8 @@ pub mod contradictions;
 pub mod do_not_evict;
 pub mod legacy_keys;
 pub mod pod;
-pub mod registry;
 pub mod review;
 pub mod rule;
+pub mod rule_list;
 
 pub use crate::webhook::review::review;

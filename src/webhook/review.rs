@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use stowage_model::labels::{NORMALIZED, WEBHOOK};
 
 use crate::webhook::pod::{list, object_mut, text};
-use crate::webhook::registry::{RULES, Rules};
+use crate::webhook::rule_list::{RULES, Rules};
 
 /// Maximum length of a warning in bytes: the API server truncates at 256 and recommends less than 120.
 const WARNING_BYTES: usize = 119;

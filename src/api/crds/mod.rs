@@ -2,13 +2,13 @@
 //!
 //! `STOWAGE_REGENERATE=1 cargo test --lib crds` regenerates them; without the variable the same test fails when a file is stale.
 
-pub mod rules;
+pub mod cel_rules;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
-use crate::crds::rules::Rule;
+use crate::crds::cel_rules::Rule;
 use crate::{Ec2NodeClass, NodeClaim, NodePool};
 
 /// The CRDs of NodePool, NodeClaim and EC2NodeClass.
@@ -38,13 +38,13 @@ pub fn files() -> Result<Vec<(String, String)>, serde_saphyr::ser::Error> {
 
 fn documents() -> Vec<(String, Value)> {
     vec![
-        document("karpenter.sh_nodepools.yaml", &NodePool::crd(), &[], rules::node_pool()),
-        document("karpenter.sh_nodeclaims.yaml", &NodeClaim::crd(), &[], rules::node_claim()),
+        document("karpenter.sh_nodepools.yaml", &NodePool::crd(), &[], cel_rules::node_pool()),
+        document("karpenter.sh_nodeclaims.yaml", &NodeClaim::crd(), &[], cel_rules::node_claim()),
         document(
             "karpenter.k8s.aws_ec2nodeclasses.yaml",
             &Ec2NodeClass::crd(),
             &["amiSelectorTerms", "securityGroupSelectorTerms", "subnetSelectorTerms"],
-            rules::node_class(),
+            cel_rules::node_class(),
         ),
     ]
 }

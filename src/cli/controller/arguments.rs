@@ -13,7 +13,7 @@ use crate::cli::planning::PlanArgs;
 use crate::cloud::simulated::BootDelay;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::telemetry::metric::MetricNames;
-use crate::webhook::registry::parse_id;
+use crate::webhook::rule_list::parse_id;
 
 /// `--cloud`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

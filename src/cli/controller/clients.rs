@@ -1,4 +1,4 @@
-//! KubeClients of the API server, one per purpose. Each has a time limit: a connection to an API server that vanished gives no error by itself
+//! Clients of the API server, one per purpose. Each has a time limit: a connection to an API server that vanished gives no error by itself
 //! for a quarter of an hour.
 
 use std::time::Duration;

@@ -21,9 +21,10 @@ use crate::controllers::enforcement::{nominated_events, nominations, planned_tai
 use crate::controllers::event_recorder::EventRecorder;
 use crate::controllers::interruption::{queue, status_checks};
 use crate::controllers::leader::LeaderCandidate;
-use crate::controllers::leader::report::report;
+use crate::controllers::leader::other_leader::report;
 use crate::controllers::node_claim::{
-    capacity_reservations, consistency, drift, expiration, garbage_collection, lifecycle, prices, repair, tagging,
+    capacity_reservations, consistency, drift, expiration, garbage_collection, lifecycle, price_annotations, repair,
+    tagging,
 };
 use crate::controllers::node_class::{degraded_apis, reconcile};
 use crate::controllers::node_pool::{no_instance_types, status, zonal_shift};
@@ -148,7 +149,7 @@ pub(crate) fn lead(
         loops.start("drift", CLOUD_TURN_LIMIT, drift::run);
         loops.start("expiration", TURN_LIMIT, expiration::run);
         loops.start("consistency", TURN_LIMIT, consistency::run);
-        loops.start("prices", TURN_LIMIT, prices::run);
+        loops.start("prices", TURN_LIMIT, price_annotations::run);
         loops.start("node repair", TURN_LIMIT, repair::run);
         loops.start("disruption", TURN_LIMIT, disruption::run::run);
         loops.start("replacement", TURN_LIMIT, disruption::replacement::run);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use tokio::runtime::Handle;
 
-use crate::cli::cluster;
+use crate::cli::cluster_access;
 use crate::cli::controller::api_calls::ApiCalls;
 use crate::cli::controller::arguments::ControllerArgs;
 use crate::cli::controller::clients::{self, KubeClients};
@@ -27,14 +27,14 @@ use crate::state::watch::Watches;
 use crate::state::{Cluster, ClusterState};
 use crate::telemetry::Metrics;
 use crate::telemetry::controllers::ControllerMetrics;
-use crate::webhook::registry::Rules;
+use crate::webhook::rule_list::Rules;
 
 /// Name of the loop that rebuilds the extender's view.
 const EXTENDER_VIEW: &str = "extender view";
 
 /// Runs the service; `election` is the runtime of the leader election.
 pub(crate) async fn serve(args: &ControllerArgs, logs: LogControl, election: &Handle) -> anyhow::Result<()> {
-    let config = cluster::config()
+    let config = cluster_access::config()
         .await
         .context("no access to a cluster: set KUBECONFIG, or run in a pod with a service account")?;
     let metrics = Metrics::new().published_as(args.metric_names);

@@ -14,7 +14,7 @@ use stowage_planner::DefaultSpread;
 
 use crate::cli::args::LeaseArgs;
 use crate::cli::aws::AwsArgs;
-use crate::cli::cluster;
+use crate::cli::cluster_access;
 use crate::cli::manifests::Input;
 use crate::cloud::ec2::AwsClients;
 use crate::cloud::ec2::aws::client::ClientOverrides;
@@ -80,7 +80,7 @@ async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> 
     let (classes, pools) = manifests(&args.files)?;
     let mut own_lease = None;
     let (kube, classes, pools, origin) = if args.files.is_empty() {
-        let config = cluster::config()
+        let config = cluster_access::config()
             .await
             .context("no manifests and no access to a cluster: select manifests with --file, or set KUBECONFIG")?;
         own_lease =
@@ -95,7 +95,7 @@ async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> 
         (Some(client), listed.items, pools.map(|pools| pools.items).unwrap_or_default(), ClassSource::Cluster)
     } else {
         // Used only for facts that neither the settings nor EKS provide.
-        let config = cluster::config().await.ok();
+        let config = cluster_access::config().await.ok();
         (config.and_then(|config| kube::Client::try_from(config).ok()), classes, pools, ClassSource::Files)
     };
     let overrides = ClientOverrides { region: args.region.clone(), role: args.role.clone(), attempts: Some(ATTEMPTS) };

@@ -18,7 +18,7 @@
 pub mod aws;
 pub mod boot_image;
 pub mod bootstrap;
-pub mod degraded_apis;
+pub mod failing_apis;
 pub mod instances;
 pub mod interruption;
 pub mod launch;

@@ -32,10 +32,10 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::clock;
+use crate::cloud::simulated::engine_state::{InstanceRecord, NodeStep};
 use crate::cloud::simulated::instance_event::InstanceEvent;
 use crate::cloud::simulated::node_steps::NodeAction;
 use crate::cloud::simulated::provider::SimulatedEc2;
-use crate::cloud::simulated::state::{InstanceRecord, NodeStep};
 
 /// Annotation of the nodes that kwok manages.
 pub const FAKE_NODE: &str = "kwok.x-k8s.io/node";

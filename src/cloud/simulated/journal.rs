@@ -7,7 +7,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use crate::cloud::simulated::state::{EngineState, JournalEntry};
+use crate::cloud::simulated::engine_state::{EngineState, JournalEntry};
 
 /// Why a state file can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
     use crate::cloud::MessageKind;
-    use crate::cloud::simulated::state::{NodeStep, QueuedMessage};
+    use crate::cloud::simulated::engine_state::{NodeStep, QueuedMessage};
 
     fn started() -> JournalEntry {
         JournalEntry::Started { at: UnixMillis(5), launches: 0, messages: 0 }

@@ -7,14 +7,14 @@
 
 pub mod config;
 pub mod engine;
+pub mod engine_state;
 pub mod fake_kubelet;
 pub mod instance_event;
 pub mod journal;
 pub(crate) mod new_instance;
 pub mod node_steps;
 pub mod provider;
-pub mod spot_prices;
-pub mod state;
+pub mod spot_price_model;
 
 pub use crate::cloud::simulated::config::{BootDelay, SimulatedConfig};
 pub use crate::cloud::simulated::provider::SimulatedEc2;

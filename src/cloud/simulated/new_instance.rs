@@ -7,7 +7,7 @@ use stowage_model::draw::{draw, draw_between};
 use stowage_model::time::UnixMillis;
 
 use crate::cloud::simulated::config::Timings;
-use crate::cloud::simulated::state::{InstanceRecord, NodeProgress};
+use crate::cloud::simulated::engine_state::{InstanceRecord, NodeProgress};
 use crate::cloud::{LaunchRequest, Override};
 
 /// Image of every simulated instance, by which its NodeClaim is recognized.

@@ -3,7 +3,7 @@
 
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::simulated::state::{InstanceRecord, NodeStep};
+use crate::cloud::simulated::engine_state::{InstanceRecord, NodeStep};
 
 /// A due step of a Node object.
 #[derive(Clone, Debug, PartialEq)]

@@ -23,7 +23,7 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::verdicts::Reports;
 use crate::decisions::lifecycle::expiration::next_replaced_from;
 use crate::decisions::staleness::Removal;
-use crate::decisions::static_pools::outdated::replaceable;
+use crate::decisions::static_pools::rollout::replaceable;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::{heartbeat, lock};
 
@@ -94,7 +94,7 @@ impl Replacement {
         };
         report_blocked(ctx, &self.queue, reason, &found.blocked);
         let begins = !is_report && !found.due.is_empty();
-        let begun = if begins { static_pools::outdated::begin(ctx, reason, &backed_off).await } else { 0 };
+        let begun = if begins { static_pools::rollout::begin(ctx, reason, &backed_off).await } else { 0 };
         (found.due, begun)
     }
 

@@ -12,7 +12,7 @@ pub mod expiration;
 pub mod garbage_collection;
 pub mod launch;
 pub mod lifecycle;
-pub mod prices;
+pub mod price_annotations;
 pub mod registration;
 pub mod repair;
 pub mod step_error;

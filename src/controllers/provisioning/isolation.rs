@@ -8,7 +8,7 @@ use stowage_planner::{ColumnCache, Plan, PodEntry, Problem};
 
 use crate::clock;
 use crate::controllers::context::Context;
-use crate::controllers::provisioning::dry_run::accepts_plan;
+use crate::controllers::provisioning::claim_dry_run::accepts_plan;
 use crate::decisions::provisioning::culprit_search::CulpritSearch;
 use crate::state::instance_types::ReadyPool;
 use crate::state::snapshot::{Snapshot, SnapshotRequest};

@@ -1,7 +1,7 @@
 //! Provisioning: unschedulable pods become NodeClaims.
 
+pub mod claim_dry_run;
 pub mod claim_template;
-pub mod dry_run;
 pub mod in_vain;
 pub mod isolation;
 pub mod plan_writer;

@@ -13,8 +13,8 @@ use stowage_planner::{Plan, PlannedNode};
 
 use crate::clock;
 use crate::controllers::context::{Context, reference};
+use crate::controllers::provisioning::claim_dry_run::accepts;
 use crate::controllers::provisioning::claim_template::claim_without_pods;
-use crate::controllers::provisioning::dry_run::accepts;
 use crate::controllers::provisioning::isolation::{Isolated, Planned, Planner, isolate, take_snapshot};
 use crate::controllers::provisioning::plan_writer::{PlanWriter, Rejection};
 use crate::controllers::provisioning::quarantine::quarantine;

@@ -1,5 +1,5 @@
 //! Static NodePools: creates and removes NodeClaims until each has `spec.replicas` nodes, and replaces outdated ones.
 
 pub mod create;
-pub mod outdated;
+pub mod rollout;
 pub mod scale;

@@ -17,7 +17,7 @@ use crate::controllers::static_pools::create::create;
 use crate::decisions::staleness::Removal;
 use crate::decisions::static_pools::launch_backoff::LaunchBackoff;
 use crate::decisions::static_pools::removal::removals;
-use crate::decisions::static_pools::size::{Change, Size, changes, may_launch};
+use crate::decisions::static_pools::replicas::{Change, Size, changes, may_launch};
 use crate::state::object_ext::ObjectExt;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(200), resync: Duration::from_secs(2) };

@@ -2,6 +2,6 @@
 //! reference 3.20, 4.12).
 
 pub mod launch_backoff;
-pub mod outdated;
 pub mod removal;
-pub mod size;
+pub mod replicas;
+pub mod rollout;

@@ -14,7 +14,7 @@ use crate::decisions::disruption::blockers::{budget_block, protection};
 use crate::decisions::disruption::candidates::pods_to_reschedule;
 use crate::decisions::disruption::eviction_cost::of_node;
 use crate::decisions::lifecycle::expiration::remaining_lifetime;
-use crate::decisions::static_pools::size::{Replica, Size};
+use crate::decisions::static_pools::replicas::{Replica, Size};
 use crate::state::object_ext::NodeClaimExt;
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;

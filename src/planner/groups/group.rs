@@ -10,7 +10,7 @@ use crate::columns::bitset::Bits;
 use crate::columns::dims::COMMON;
 use crate::columns::sets::ColumnSets;
 use crate::groups::host_rules::{HostCounters, HostRules};
-use crate::groups::selectors::Selectors;
+use crate::groups::pod_selectors::Selectors;
 use crate::input::pod::{Daemon, Labels};
 use crate::input::settings::PreferencePolicy;
 

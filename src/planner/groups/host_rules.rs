@@ -7,7 +7,7 @@ use std::sync::Arc;
 use stowage_model::labels;
 use stowage_model::pod_class::{HostPort, Namespaces, PodClass, Spread};
 
-use crate::groups::selectors::Selectors;
+use crate::groups::pod_selectors::Selectors;
 use crate::input::pod::PodEntry;
 use crate::input::problem::Problem;
 use crate::input::settings::PreferencePolicy;

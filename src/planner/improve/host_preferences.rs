@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
 use crate::columns::dims::fits;
-use crate::groups::existing::HostState;
+use crate::groups::existing_nodes::HostState;
 use crate::pack::min_values::min_values_still_hold;
 use crate::state::demand::pattern::{Bin, Pattern, add_pods, remove_pods};
 use crate::state::plan_state::{PlanState, PurchasedNode};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::groups::selectors::Selectors;
+use crate::groups::pod_selectors::Selectors;
 use crate::input::problem::Problem;
 use crate::output::plan::Plan;
 

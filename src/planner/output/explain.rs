@@ -21,7 +21,7 @@ use crate::groups::group::Group;
 use crate::groups::topology::counts::Topology;
 use crate::input::pool::Pool;
 use crate::input::settings::NodeSizes;
-use crate::state::budget::Budget;
+use crate::state::pool_budget::Budget;
 
 /// Reasons that are given, and NodePools that are named for each of them.
 const MAX_REASONS: usize = 20;

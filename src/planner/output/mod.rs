@@ -2,9 +2,9 @@
 
 pub mod assemble;
 pub mod choices;
+pub mod collect_feedback;
 pub mod dependencies;
 pub mod explain;
-pub mod feedback;
 pub mod new_nodes;
 pub mod plan;
 pub mod pod_cursor;

@@ -8,7 +8,7 @@
 //! The topology stage decides counts per domain; this stage sees the nodes that the pods got, all keys and the host name, and every running pod.
 
 mod builder;
-mod counts;
+mod rehearsal_terms;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -17,7 +17,7 @@ use stowage_model::pod_class::PodClass;
 use crate::groups::topology::divide::mix;
 use crate::output::pod_cursor::Turn;
 use crate::output::rehearsal::builder::Builder;
-use crate::output::rehearsal::counts::{Cell, NOWHERE, Node, Rules, SpreadTally, Tally};
+use crate::output::rehearsal::rehearsal_terms::{Cell, NOWHERE, Node, Rules, SpreadTally, Tally};
 use crate::state::demand::pattern::remove_pods;
 use crate::state::plan_state::PlanState;
 

@@ -3,7 +3,7 @@
 use stowage_model::resources::attached_by;
 
 use crate::columns::relevant_pools::Reduced;
-use crate::input::volumes::resolve::Resolved;
+use crate::input::volumes::resolve_volumes::Resolved;
 use crate::output::plan::{Plan, Unschedulable};
 
 /// The plan with the pod indexes of the given problem, without attachment resources, and with the pods that the resolution of

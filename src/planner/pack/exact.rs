@@ -8,9 +8,9 @@ use crate::columns::dims::fits;
 use crate::pack::min_values::min_values_hold;
 use crate::pack::substitutes::load;
 use crate::pricing::subproblem::Subproblem;
-use crate::state::budget::Budget;
 use crate::state::demand::pattern::{Bin, Pattern};
 use crate::state::plan_state::{PlanState, PurchasedNode};
+use crate::state::pool_budget::Budget;
 
 /// States of the dynamic program above which the instance is not small.
 const MAX_LOADS: usize = 1_024;

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use crate::input::settings::MinValuesPolicy;
 use crate::pack::nameable::{Order, nameable};
 use crate::pack::substitutes::substitutes;
-use crate::state::budget::Budget;
 use crate::state::plan_state::PlanState;
+use crate::state::pool_budget::Budget;
 
 /// Whether a pattern can be purchased as `column`: enough distinct values remain among the types that hold it within the limits.
 pub(crate) fn min_values_hold(state: &PlanState<'_, '_>, column: usize, pattern: &[(usize, usize)]) -> bool {

@@ -3,7 +3,7 @@
 
 pub mod colocation;
 pub mod exact;
-pub mod existing;
+pub mod fill_existing;
 pub mod min_values;
 pub mod nameable;
 pub mod purchase;

@@ -4,8 +4,8 @@ use crate::columns::dims::real;
 use crate::pack::exact::buy_exactly;
 use crate::pack::purchase::{REPRICE_SHARE, buy};
 use crate::pricing::subproblem::Subproblem;
-use crate::state::budget::Budget;
 use crate::state::plan_state::{PlanState, PurchasedNode, STRATEGIES, Strategy};
+use crate::state::pool_budget::Budget;
 
 /// Work up to which a further strategy is tried: large demands are packed well by the first.
 const PORTFOLIO_WORK_LIMIT: usize = 1_500_000;

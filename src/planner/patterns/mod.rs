@@ -7,8 +7,8 @@ pub mod knapsack;
 pub mod master;
 pub mod neighborhoods;
 pub mod node_kinds;
+pub mod pattern_search;
 pub mod proof;
-pub mod search;
 
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use crate::columns::dims::{float, real};
 use crate::patterns::knapsack::Offered;
 use crate::patterns::node_kinds::{Kinds, NodeKind, in_kinds};
-use crate::patterns::search::PatternSearch;
+use crate::patterns::pattern_search::PatternSearch;
 use crate::pricing::lower_bound::LowerBound;
 use crate::state::demand::pattern::{Bin, Pattern, add_pods};
 use crate::state::plan_state::{PlanState, PurchasedNode};

@@ -1,7 +1,7 @@
 //! What is proven of a small plan when it is launched already: that nodes for its pods cost no less. It changes nothing but the bound.
 
 use crate::columns::dims::real;
-use crate::patterns::search::PatternSearch;
+use crate::patterns::pattern_search::PatternSearch;
 use crate::state::demand::pattern::Pattern;
 
 /// Ceilings that branch and bound tries.

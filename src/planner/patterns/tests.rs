@@ -11,7 +11,7 @@ use crate::patterns::knapsack::Offered;
 use crate::patterns::master::{Master, PricedPattern};
 use crate::patterns::neighborhoods::with_promising_nodes;
 use crate::patterns::node_kinds::{Kinds, NodeKind, PodKind, most_of};
-use crate::patterns::search::PatternSearch;
+use crate::patterns::pattern_search::PatternSearch;
 use crate::state::demand::pattern::Pattern;
 
 const ENOUGH_STEPS: usize = 1_000_000;

@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 use stowage_model::pod_class::PodClass;
 
 use crate::columns::sets::ColumnSets;
-use crate::groups::existing::{ExistingNode, HostState};
+use crate::groups::existing_nodes::{ExistingNode, HostState};
 use crate::groups::host_rules::HostRules;
 use crate::groups::topology::counts::Topology;
 use crate::groups::topology::domains::Assignment;
-use crate::state::budget::Budget;
 use crate::state::demand::Demand;
 use crate::state::demand::pattern::Pattern;
+use crate::state::pool_budget::Budget;
 
 /// A new node: the column it is purchased as and the pods on it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,12 +7,12 @@ use crate::columns::table::ColumnCache;
 use crate::pricing::subproblem::Subproblem;
 use crate::state::demand::pattern::Pattern;
 use crate::state::feedback::Feedback;
-use crate::state::instance::Instance;
 use crate::state::plan_state::{PlanState, PurchasedNode};
+use crate::state::solver_instance::SolverInstance;
 use crate::test_support::World;
 
-pub(crate) fn instance(world: &World) -> Instance<'_> {
-    Instance::new(&world.problem, &ColumnCache::default(), &Feedback::default())
+pub(crate) fn instance(world: &World) -> SolverInstance<'_> {
+    SolverInstance::new(&world.problem, &ColumnCache::default(), &Feedback::default())
 }
 
 /// All column pools.

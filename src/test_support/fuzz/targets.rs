@@ -16,7 +16,7 @@ use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::ec2::bootstrap::user_data::{self, UserDataInput};
 use crate::cloud::ec2::interruption::messages;
 use crate::controllers::derived_state::DerivedState;
-use crate::decisions::placement::view::ViewCache;
+use crate::decisions::placement::extender_view::ViewCache;
 use crate::extender::{self, FilterArgs, PreemptArgs};
 use crate::state::ClusterState;
 use crate::state::instance_types::ReadyPool;
@@ -24,7 +24,7 @@ use crate::state::snapshot::SnapshotRequest;
 use crate::test_support::objects;
 use crate::test_support::state_with_planned_pod;
 use crate::webhook;
-use crate::webhook::registry::Rules;
+use crate::webhook::rule_list::Rules;
 
 const NOW: UnixMillis = UnixMillis(1_700_000_000_000);
 /// Objects of one input: an attacker can send more, but a mutant with thousands would only repeat what these show.

@@ -12,7 +12,7 @@ use futures::{Stream, StreamExt, stream};
 
 use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::degraded_apis::DegradedApis;
+use crate::cloud::ec2::failing_apis::DegradedApis;
 use crate::cloud::ec2::instances::describe;
 use crate::cloud::ec2::instances::instance_store::InstanceStore;
 use crate::cloud::ec2::tags::CLAIM_TAG;

@@ -2,8 +2,8 @@
 
 use crate::cloud::ec2::aws::errors;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::launch::context::LaunchContext;
 use crate::cloud::ec2::launch::create_fleet::{CapacityFeedback, FleetResponse};
+use crate::cloud::ec2::launch::launch_context::LaunchContext;
 use crate::cloud::ec2::launch::launch_errors::{no_response, refused};
 use crate::cloud::ec2::launch::prepare::PreparedFleet;
 use crate::cloud::{LaunchError, LaunchRequest};

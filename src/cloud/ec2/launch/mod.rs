@@ -3,12 +3,12 @@
 
 pub mod batch;
 pub mod capacity_feedback;
-pub mod context;
+pub mod class_dry_run;
 pub mod create_fleet;
-pub mod dry_run;
 pub mod dry_run_instance;
 pub mod dry_run_type;
 pub mod idempotency;
+pub mod launch_context;
 pub mod launch_errors;
 pub mod launcher;
 pub mod prepare;

@@ -11,15 +11,15 @@ use stowage_api::launch_group::LaunchGroup;
 use stowage_api::parse_requirements;
 use stowage_model::events;
 
-use crate::cloud::ec2::launch::context::LaunchContext;
 use crate::cloud::ec2::launch::create_fleet::{FleetRequest, LaunchedInstance};
+use crate::cloud::ec2::launch::launch_context::LaunchContext;
 use crate::cloud::ec2::launch::launch_errors::{no_response, refused};
 use crate::cloud::ec2::launch::request::Shapes;
 use crate::cloud::ec2::launch::select::{Choice, choose, min_values_hold};
 use crate::cloud::ec2::launch::select_reserved::{ReservationQuery, choose_reserved};
 use crate::cloud::ec2::launch::templates::recent::{LaunchShape, RecentShape};
 use crate::cloud::ec2::launch::templates::template_store::TemplateRef;
-use crate::cloud::ec2::node_class::placement_group;
+use crate::cloud::ec2::node_class::select_placement_group;
 use crate::cloud::ec2::node_class::subnets::{AddressReservation, SubnetChoice};
 use crate::cloud::ec2::offerings::unavailable::placement_scope;
 use crate::cloud::ec2::placement_group::PlacementGroup;
@@ -157,7 +157,7 @@ async fn resolve_placement_group(
     if let Some(group) = context.node_classes.placement_group(class) {
         return Ok(Some(group));
     }
-    match placement_group::find(&context.clients, selector).await {
+    match select_placement_group::find(&context.clients, selector).await {
         Ok(Some(group)) => {
             context.node_classes.set_placement_group(class, Some(group.clone()));
             Ok(Some(group))

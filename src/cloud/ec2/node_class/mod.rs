@@ -8,7 +8,7 @@ pub mod class_store;
 pub mod cluster_facts;
 pub mod images;
 pub mod instance_profiles;
-pub mod placement_group;
 pub mod resolve;
 pub mod security_groups;
+pub mod select_placement_group;
 pub mod subnets;

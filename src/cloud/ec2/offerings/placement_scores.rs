@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use crate::clock;
 use crate::cloud::OptionalApi;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::degraded_apis::DegradedApis;
+use crate::cloud::ec2::failing_apis::DegradedApis;
 use crate::cloud::ec2::offerings::placement_score_table::{ScoreSettings, ScoreTable, groups};
 use crate::cloud::ec2::offerings::region::Region;
 use crate::cloud::ec2::offerings::region_snapshot::RegionSnapshot;

@@ -12,7 +12,7 @@ use crate::clock;
 use crate::cloud::catalog::embedded;
 use crate::cloud::ec2::offerings::region::Region;
 use crate::cloud::ec2::offerings::region_snapshot::{Dataset, RegionResponses, SourceTransition};
-use crate::cloud::ec2::offerings::{instance_types, prices, spot_prices};
+use crate::cloud::ec2::offerings::{instance_types, list_prices, spot_prices};
 
 /// Interval of complete refreshes.
 const PERIOD: Duration = Duration::from_hours(12);
@@ -25,7 +25,7 @@ const LONGEST_RETRY: Duration = Duration::from_hours(1);
 pub struct RegionApis {
     pub ec2: aws_sdk_ec2::Client,
     /// Pricing, `None` where it is unreachable (see
-    /// [`prices::has_pricing_api`]): the embedded price list is used.
+    /// [`list_prices::has_pricing_api`]): the embedded price list is used.
     pub pricing: Option<aws_sdk_pricing::Client>,
 }
 
@@ -45,7 +45,7 @@ impl RegionApis {
         let (types, zones, on_demand, spot) = futures::join!(
             OptionFuture::from(wanted(Dataset::Types).map(|()| instance_types::describe_instance_types(&self.ec2))),
             OptionFuture::from(wanted(Dataset::Zones).map(|()| instance_types::describe_offerings(&self.ec2))),
-            OptionFuture::from(pricing.map(|pricing| prices::get_products(pricing, region))),
+            OptionFuture::from(pricing.map(|pricing| list_prices::get_products(pricing, region))),
             OptionFuture::from(wanted(Dataset::SpotPrices).map(|()| spot_prices::describe_spot_prices(&self.ec2, now))),
         );
         let types = types.map(|response| {

@@ -13,8 +13,8 @@ use crate::cloud::OptionalApi;
 use crate::cloud::catalog::{RawCatalog, RawInstanceType};
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::offerings::instance_types::ZonesByType;
-use crate::cloud::ec2::offerings::prices;
-use crate::cloud::ec2::offerings::prices::OnDemandPrices;
+use crate::cloud::ec2::offerings::list_prices;
+use crate::cloud::ec2::offerings::list_prices::OnDemandPrices;
 use crate::cloud::ec2::offerings::spot_prices;
 use crate::cloud::ec2::offerings::spot_prices::{SpotHistory, SpotPrices};
 
@@ -158,7 +158,7 @@ impl RegionSnapshot {
         });
         let uncalled = || Source::Embedded { error: None };
         let priced = |entry: &RawInstanceType| {
-            entry.on_demand.map(|price| (entry.name.clone(), prices::fallback_price(region, price)))
+            entry.on_demand.map(|price| (entry.name.clone(), list_prices::fallback_price(region, price)))
         };
         Self {
             version: 1,
@@ -172,7 +172,7 @@ impl RegionSnapshot {
                 uncalled(),
                 uncalled(),
                 // Where there is no Pricing API it is never called: report that from the start.
-                Source::Embedded { error: prices::missing_api(region) },
+                Source::Embedded { error: list_prices::missing_api(region) },
                 uncalled(),
             ],
         }

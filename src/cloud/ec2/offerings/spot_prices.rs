@@ -10,7 +10,7 @@ use stowage_model::units::MicroUsd;
 
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::offerings::instance_types::unusable_response;
-use crate::cloud::ec2::offerings::prices::positive_price;
+use crate::cloud::ec2::offerings::list_prices::positive_price;
 
 const HISTORY: &str = "ec2:DescribeSpotPriceHistory";
 /// Records per page.

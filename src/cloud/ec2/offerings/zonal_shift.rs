@@ -12,7 +12,7 @@ use crate::clock;
 use crate::cloud::OptionalApi;
 use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::degraded_apis::DegradedApis;
+use crate::cloud::ec2::failing_apis::DegradedApis;
 use crate::sync::lock;
 
 /// Interval of calls to ARC.

@@ -21,7 +21,7 @@ use crate::cloud::ec2::node_class::resolve;
 use crate::cloud::ec2::node_class::resolve::{resolved_status, validate};
 use crate::cloud::ec2::node_class::subnets;
 use crate::cloud::ec2::node_class::subnets::Subnet;
-use crate::cloud::ec2::node_class::{placement_group, security_groups};
+use crate::cloud::ec2::node_class::{security_groups, select_placement_group};
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
 use crate::cloud::kubelet_config::expressions::Unusable;
@@ -81,7 +81,7 @@ pub async fn fetch(
     let find_group = async {
         match &spec.placement_group_selector {
             None => None,
-            Some(selector) => Some(placement_group::find(clients, selector).await),
+            Some(selector) => Some(select_placement_group::find(clients, selector).await),
         }
     };
     let (subnets, security_groups, images, identity, placement) = futures::join!(

@@ -6,9 +6,9 @@
 pub mod account;
 pub mod class;
 pub mod finding;
-pub mod launch;
+pub mod launch_rights;
 pub mod leases;
-pub mod queue;
+pub mod queue_access;
 pub mod quotas;
 
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ use crate::cloud::ec2::bootstrap::kubelet_validation::Gate;
 use crate::cloud::ec2::launch::dry_run_type::demands;
 use crate::cloud::ec2::node_class::cluster_facts::{ClusterFacts, discover};
 use crate::cloud::ec2::node_class::images::SsmParameterCache;
-use crate::cloud::ec2::offerings::prices;
+use crate::cloud::ec2::offerings::list_prices;
 use crate::cloud::ec2::offerings::refresh::RegionApis;
 use crate::cloud::ec2::offerings::region_snapshot::Dataset;
 use crate::cloud::ec2::options::Options;
@@ -50,7 +50,7 @@ pub async fn check(
     classes: &[Ec2NodeClass],
     pools: &[NodePool],
 ) -> Vec<Finding> {
-    let priced = prices::has_pricing_api(&clients.region, options.isolated_vpc);
+    let priced = list_prices::has_pricing_api(&clients.region, options.isolated_vpc);
     let apis = RegionApis { ec2: clients.ec2.clone(), pricing: priced.then(|| clients.pricing.clone()) };
     let datasets = BTreeSet::from(Dataset::ALL);
     let (identity, responses) =
@@ -68,14 +68,14 @@ pub async fn check(
         account::reads(clients),
         account::dry_run_scores(clients),
         cluster(clients, options, kube, origin),
-        queue::fetch(clients, options.interruption_queue.as_deref()),
+        queue_access::fetch(clients, options.interruption_queue.as_deref()),
         quotas::fetch(clients, quotas::relevant(pools), types),
     );
     findings.push(account::scores(&scores));
     findings.extend(reads);
     findings.extend(quotas::findings(&quotas));
     findings.push(account::cluster(&cluster));
-    findings.extend(queue::findings(options.interruption_queue.as_deref(), queue.as_ref()));
+    findings.extend(queue_access::findings(options.interruption_queue.as_deref(), queue.as_ref()));
     let ec2 = cluster.ok().map(|facts| Ec2Provider::new(clients.clone(), options.clone(), facts));
     if let Some(ec2) = &ec2 {
         ec2.offerings.learn_region(responses);
@@ -130,7 +130,7 @@ async fn of_class(
     }
     let (resolved, profile) = class::resolved(class, checks, now);
     let rights = match ec2 {
-        Some(ec2) => launch::rights(ec2, &resolved, demands, profile).await,
+        Some(ec2) => launch_rights::rights(ec2, &resolved, demands, profile).await,
         None => vec![Finding::warning(
             "launch rights",
             "not checked, since the cluster is unknown".to_owned(),

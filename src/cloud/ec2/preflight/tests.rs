@@ -138,9 +138,9 @@ fn the_queue_must_exist_be_readable_and_accept_events() {
     let findings_of = |attributes: &[(Attribute, &str)]| {
         let attributes: HashMap<_, _> =
             attributes.iter().map(|(key, value)| (key.clone(), (*value).to_owned())).collect();
-        text(&queue::findings(
+        text(&queue_access::findings(
             Some("q"),
-            Some(&Ok(queue::QueueResponses { received: readable(), attributes: Ok(attributes) })),
+            Some(&Ok(queue_access::QueueResponses { received: readable(), attributes: Ok(attributes) })),
         ))
     };
     let statement = |effect: &str, principal: serde_json::Value, action: serde_json::Value| {
@@ -152,17 +152,17 @@ fn the_queue_must_exist_be_readable_and_accept_events() {
     let other = statement("Allow", json!({"AWS": "arn:aws:iam::1:root"}), json!("sqs:*"));
     let wide = statement("Allow", json!("*"), json!(["SQS:SendMessage"]));
     let texts = [
-        text(&queue::findings(None, None)),
-        text(&queue::findings(Some("q"), Some(&Err(error("sqs:GetQueueUrl", "QueueDoesNotExist", "no"))))),
-        text(&queue::findings(Some("q"), Some(&Err(error("sqs:GetQueueUrl", "AccessDenied", "no"))))),
+        text(&queue_access::findings(None, None)),
+        text(&queue_access::findings(Some("q"), Some(&Err(error("sqs:GetQueueUrl", "QueueDoesNotExist", "no"))))),
+        text(&queue_access::findings(Some("q"), Some(&Err(error("sqs:GetQueueUrl", "AccessDenied", "no"))))),
         findings_of(&[(Attribute::Policy, &good), (Attribute::SqsManagedSseEnabled, "true")]),
         findings_of(&[(Attribute::Policy, &wide), (Attribute::KmsMasterKeyId, "alias/own")]),
         findings_of(&[(Attribute::Policy, &denied), (Attribute::KmsMasterKeyId, "alias/aws/sqs")]),
         findings_of(&[(Attribute::Policy, &other)]),
         findings_of(&[(Attribute::Policy, "{")]),
-        text(&queue::findings(
+        text(&queue_access::findings(
             Some("q"),
-            Some(&Ok(queue::QueueResponses {
+            Some(&Ok(queue_access::QueueResponses {
                 received: Err(error("sqs:ReceiveMessage", "AccessDenied", "no")),
                 attributes: Err(error("sqs:GetQueueAttributes", "AccessDenied", "no")),
             })),
@@ -247,19 +247,23 @@ fn launch_permissions_follow_from_dry_run_responses() {
     let on_template =
         "not authorized to perform: ec2:CreateFleet on resource: arn:aws:ec2:us-east-1:1:launch-template/*";
     let findings = [
-        launch::of_template(dry(template)),
-        launch::of_template(denied(template, "no")),
-        launch::of_template(Err(error(template, "InvalidUserData.Malformed", "User data is limited to 16384 bytes"))),
-        launch::of_fleet(dry(fleet), "m5.large", false),
-        launch::of_fleet(gone(), "m5.large", false),
-        launch::of_fleet(gone(), "m5.large", true),
-        launch::of_fleet(denied(fleet, on_template), "m5.large", false),
-        launch::of_fleet(denied(fleet, on_template), "m5.large", true),
-        launch::of_fleet(denied(fleet, "no"), "m5.large", false),
-        launch::of_run(&[denied(run, "no"), dry(run)], "m5.large", Some("p")),
-        launch::of_run(&[dry(run)], "m5.large", None),
-        launch::of_run(&[denied(run, "no"), Err(error(run, "InvalidParameterValue", "x"))], "m5.large", None),
-        launch::of_run(&[], "m5.large", None),
+        launch_rights::of_template(dry(template)),
+        launch_rights::of_template(denied(template, "no")),
+        launch_rights::of_template(Err(error(
+            template,
+            "InvalidUserData.Malformed",
+            "User data is limited to 16384 bytes",
+        ))),
+        launch_rights::of_fleet(dry(fleet), "m5.large", false),
+        launch_rights::of_fleet(gone(), "m5.large", false),
+        launch_rights::of_fleet(gone(), "m5.large", true),
+        launch_rights::of_fleet(denied(fleet, on_template), "m5.large", false),
+        launch_rights::of_fleet(denied(fleet, on_template), "m5.large", true),
+        launch_rights::of_fleet(denied(fleet, "no"), "m5.large", false),
+        launch_rights::of_run(&[denied(run, "no"), dry(run)], "m5.large", Some("p")),
+        launch_rights::of_run(&[dry(run)], "m5.large", None),
+        launch_rights::of_run(&[denied(run, "no"), Err(error(run, "InvalidParameterValue", "x"))], "m5.large", None),
+        launch_rights::of_run(&[], "m5.large", None),
     ];
     insta::assert_snapshot!(text(&findings));
 }
@@ -285,7 +289,7 @@ async fn the_dry_run_of_run_instances_has_the_metadata_options_of_the_class() {
     let zones = Some(Ok([("m5.large".to_owned(), ["us-east-1a".to_owned()].into())].into()));
     ec2.offerings.learn_region(RegionResponses { zones, ..Default::default() });
     let class = fixtures::class(json!({"metadataOptions": {"httpTokens": "required"}}));
-    launch::rights(&ec2, &class, &[], None).await;
+    launch_rights::rights(&ec2, &class, &[], None).await;
     let seen = seen.lock().unwrap();
     let call = seen.iter().find(|request| request.action == "RunInstances").unwrap();
     assert_eq!(call.form["MetadataOptions.HttpTokens"], "required");

@@ -18,7 +18,7 @@ use crate::cloud::ec2::instances::describe::{InstanceFacts, instance_id};
 use crate::cloud::ec2::launch::dry_run_type::demands;
 use crate::cloud::ec2::node_class::class_drift::{DriftInputs, ResolvedGroup, drift_reason};
 use crate::cloud::ec2::node_class::resolve::{ClassResponses, RETRY, resolved_status, validate};
-use crate::cloud::ec2::node_class::{capacity_reservations, images, placement_group, security_groups, subnets};
+use crate::cloud::ec2::node_class::{capacity_reservations, images, security_groups, select_placement_group, subnets};
 use crate::cloud::ec2::provider::Ec2Provider;
 use crate::cloud::ec2::tags::{TagRoom, tag_room};
 use crate::cloud::kubelet_config::expressions::Unusable;
@@ -50,7 +50,7 @@ impl Ec2Provider {
         let placement = async {
             match &spec.placement_group_selector {
                 None => None,
-                Some(selector) => Some(within(LOOKUP_TIMEOUT, placement_group::find(clients, selector)).await),
+                Some(selector) => Some(within(LOOKUP_TIMEOUT, select_placement_group::find(clients, selector)).await),
             }
         };
         let reservations = async {

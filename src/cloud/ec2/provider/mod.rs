@@ -17,22 +17,22 @@ use stowage_model::offering::CapacityType;
 use crate::cloud::MessageKind;
 use crate::cloud::ec2::aws::client::{AwsClients, ConnectError};
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::degraded_apis::DegradedApis;
+use crate::cloud::ec2::failing_apis::DegradedApis;
 use crate::cloud::ec2::instances::instance_store::InstanceStore;
 use crate::cloud::ec2::instances::spot_requests::{Interruptions, interruptions};
 use crate::cloud::ec2::instances::tagging::Tagger;
 use crate::cloud::ec2::interruption::messages::EventKind;
 use crate::cloud::ec2::interruption::sqs_queue::{Queue, QueueCounts, Received};
-use crate::cloud::ec2::launch::context::LaunchContext;
-use crate::cloud::ec2::launch::dry_run::DryRunValidator;
+use crate::cloud::ec2::launch::class_dry_run::DryRunValidator;
+use crate::cloud::ec2::launch::launch_context::LaunchContext;
 use crate::cloud::ec2::launch::launcher::Launcher;
 use crate::cloud::ec2::launch::templates::prewarm::Prewarmer;
 use crate::cloud::ec2::node_class::class_store::NodeClassStore;
 use crate::cloud::ec2::node_class::cluster_facts;
 use crate::cloud::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
 use crate::cloud::ec2::offerings::interruption_history::InterruptionKind;
+use crate::cloud::ec2::offerings::list_prices;
 use crate::cloud::ec2::offerings::offering_store::OfferingStore;
-use crate::cloud::ec2::offerings::prices;
 use crate::cloud::ec2::offerings::refresh;
 use crate::cloud::ec2::offerings::refresh::RegionApis;
 use crate::cloud::ec2::options::Options;
@@ -104,7 +104,7 @@ impl Ec2Provider {
 
     /// The APIs that the region is refreshed from.
     pub(crate) fn apis(&self) -> RegionApis {
-        let priced = prices::has_pricing_api(&self.clients.region, self.options.isolated_vpc);
+        let priced = list_prices::has_pricing_api(&self.clients.region, self.options.isolated_vpc);
         RegionApis { ec2: self.clients.ec2.clone(), pricing: priced.then(|| self.clients.pricing.clone()) }
     }
 

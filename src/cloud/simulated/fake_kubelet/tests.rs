@@ -6,7 +6,7 @@ use stowage_model::units::{Bytes, Millicores};
 
 use super::*;
 use crate::cloud::catalog::{NodeSettings, SpotPricing, embedded};
-use crate::cloud::simulated::state::NodeProgress;
+use crate::cloud::simulated::engine_state::NodeProgress;
 
 fn record(instance_type: &str) -> InstanceRecord {
     InstanceRecord {

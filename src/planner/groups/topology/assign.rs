@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use crate::columns::bitset::Bits;
 use crate::columns::sets::ColumnSets;
-use crate::groups::existing::ExistingNode;
+use crate::groups::existing_nodes::ExistingNode;
 use crate::groups::group::Group;
-use crate::groups::selectors::Selectors;
+use crate::groups::pod_selectors::Selectors;
 use crate::groups::topology::counts::Topology;
 use crate::groups::topology::divide::{Company, mix};
 use crate::groups::topology::domains::Assignment;

@@ -8,10 +8,10 @@ use stowage_model::pod_class::{PodClass, PodTerm, Spread};
 
 use crate::columns::bitset::Bits;
 use crate::columns::sets::ColumnSets;
-use crate::groups::existing::ExistingNode;
+use crate::groups::existing_nodes::ExistingNode;
 use crate::groups::group::Group;
 use crate::groups::host_rules::add_spread;
-use crate::groups::selectors::Selectors;
+use crate::groups::pod_selectors::Selectors;
 use crate::groups::topology::domains::{Domains, Key, Room};
 use crate::groups::topology::rules::{Counter, Rule, Rules, SpreadRule, rules_of};
 use crate::input::node::NodeState;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::columns::bitset::Bits;
 use crate::columns::sets::ColumnSets;
-use crate::groups::existing::ExistingNode;
+use crate::groups::existing_nodes::ExistingNode;
 use crate::groups::group::{Group, usable};
 use crate::groups::topology::counts::Topology;
 use crate::groups::topology::rules::Rules;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::columns::bitset::Bits;
 use crate::columns::sets::ColumnSets;
 use crate::columns::table::ColumnCache;
-use crate::groups::existing::existing_nodes;
+use crate::groups::existing_nodes::existing_nodes;
 use crate::groups::group::group;
 use crate::groups::host_rules::register;
 use crate::groups::topology::counts::Topology;

@@ -9,5 +9,5 @@ pub mod exclusive;
 pub mod free;
 pub mod needs;
 pub mod objects;
-pub mod resolve;
+pub mod resolve_volumes;
 pub mod shared;

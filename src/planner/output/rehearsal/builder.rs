@@ -9,10 +9,10 @@ use stowage_model::pod_class::PodClass;
 
 use crate::columns::sets::ColumnSets;
 use crate::groups::host_rules::add_spread;
-use crate::groups::selectors::Selectors;
+use crate::groups::pod_selectors::Selectors;
 use crate::input::node::NodeState;
 use crate::input::pod::{Daemon, Labels, PodEntry};
-use crate::output::rehearsal::counts::{Cell, NOWHERE, Node, Rules, SpreadTally, Tally};
+use crate::output::rehearsal::rehearsal_terms::{Cell, NOWHERE, Node, Rules, SpreadTally, Tally};
 use crate::state::plan_state::PlanState;
 
 /// Numbers the keys, domains and tallies of a plan.

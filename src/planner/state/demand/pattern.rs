@@ -1,6 +1,6 @@
 //! Packing patterns, and bins to pack.
 
-use crate::groups::existing::HostState;
+use crate::groups::existing_nodes::HostState;
 
 /// A packing pattern: the multiset of pods on one node, as items and pod counts.
 pub(crate) type Pattern = Vec<(usize, usize)>;

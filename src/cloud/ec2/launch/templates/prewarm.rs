@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use stowage_model::time::UnixMillis;
 
 use crate::cloud::LaunchError;
-use crate::cloud::ec2::launch::context::LaunchContext;
+use crate::cloud::ec2::launch::launch_context::LaunchContext;
 use crate::cloud::ec2::launch::request::{Shapes, TemplateInputs};
 use crate::cloud::ec2::launch::templates::recent::{LaunchShape, RecentShape};
 use crate::cloud::ec2::launch::templates::spec::Template;

@@ -7,7 +7,7 @@ use stowage_model::units::MicroUsd;
 use super::*;
 use crate::cloud::OptionalApi;
 use crate::cloud::catalog::embedded;
-use crate::cloud::ec2::offerings::prices::OnDemandPrices;
+use crate::cloud::ec2::offerings::list_prices::OnDemandPrices;
 use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
 use crate::test_support::objects::node_class;
 

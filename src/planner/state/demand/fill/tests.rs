@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use crate::groups::existing::HostState;
+use crate::groups::existing_nodes::HostState;
 use crate::state::demand::pattern::Bin;
 use crate::state::plan_state::PlanState;
 use crate::test_support::plan_stages::{described, instance, item, pattern};

@@ -9,7 +9,7 @@ use stowage_model::offering::{CapacityType, Catalog, InstanceType, Offering};
 use crate::cloud::catalog::node_settings::NodeSettings;
 use crate::cloud::catalog::price::SpotPricing;
 use crate::cloud::catalog::raw::{RawCatalog, RawInstanceType, architecture};
-use crate::cloud::catalog::{labels, overhead};
+use crate::cloud::catalog::{overhead, type_labels};
 
 /// Name of the EBS CSI driver.
 pub const EBS_DRIVER: &str = "ebs.csi.aws.com";
@@ -43,7 +43,7 @@ impl RawInstanceType {
         let allocatable = overhead::allocatable(self, settings, &capacity);
         InstanceType {
             name: self.name.as_str().into(),
-            labels: labels::labels(self, region, settings.family),
+            labels: type_labels::labels(self, region, settings.family),
             capacity,
             allocatable,
             volume_limits: [(Arc::from(EBS_DRIVER), self.ebs_volumes())].into(),

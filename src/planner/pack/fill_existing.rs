@@ -66,7 +66,7 @@ mod tests {
     use serde_json::json;
     use stowage_model::units::MicroUsd;
 
-    use crate::pack::existing::fill_existing;
+    use crate::pack::fill_existing::fill_existing;
     use crate::test_support::plan_stages::{active, instance, placed, remaining};
     use crate::test_support::{HOST, World, affinity};
 

@@ -12,7 +12,7 @@ use crate::decisions::disruption::late_nodes::pools_with_late_nodes;
 use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::disruption::outdated::{PoolKind, order, outdated};
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::decisions::static_pools::size::{Change, Size, may_launch};
+use crate::decisions::static_pools::replicas::{Change, Size, may_launch};
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
 

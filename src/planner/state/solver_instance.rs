@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use crate::columns::sets::ColumnSets;
 use crate::columns::table::ColumnCache;
-use crate::groups::existing::{ExistingNode, existing_nodes};
+use crate::groups::existing_nodes::{ExistingNode, existing_nodes};
 use crate::groups::group::{Group, group};
 use crate::groups::host_rules::{HostCounters, register};
-use crate::groups::selectors::Selectors;
+use crate::groups::pod_selectors::Selectors;
 use crate::groups::topology::counts::Topology;
 use crate::groups::topology::domains::Assignment;
 use crate::input::problem::Problem;
@@ -16,7 +16,7 @@ use crate::state::feedback::Feedback;
 use crate::state::plan_state::PlanState;
 
 /// Everything about a problem that no stage of the solver changes, except for interning further column sets.
-pub(crate) struct Instance<'p> {
+pub(crate) struct SolverInstance<'p> {
     column_sets: ColumnSets<'p>,
     selectors: Selectors<'p>,
     host_counters: HostCounters,
@@ -28,7 +28,7 @@ pub(crate) struct Instance<'p> {
     assignments: Vec<Assignment>,
 }
 
-impl<'p> Instance<'p> {
+impl<'p> SolverInstance<'p> {
     pub fn new(problem: &'p Problem, cache: &ColumnCache, feedback: &Feedback) -> Self {
         let mut column_sets = ColumnSets::new(problem, cache);
         let (mut selectors, host_counters) = register(problem);

@@ -19,7 +19,7 @@ use crate::decisions::disruption::move_record::MoveRecord;
 use crate::decisions::disruption::progress::give_up_after;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::staleness::Removal;
-use crate::decisions::static_pools::outdated::replaceable;
+use crate::decisions::static_pools::rollout::replaceable;
 use crate::state::object_ext::ObjectExt;
 
 /// Begins to replace the nodes that are due for this reason ([`replaceable`]) but for those in `backed_off`, as far as the emergency stop and the caps per

@@ -7,7 +7,7 @@ use crate::columns::dims::fits;
 use crate::columns::sets::ColumnSets;
 use crate::groups::group::Group;
 use crate::groups::host_rules::{HostCounters, HostRules};
-use crate::groups::selectors::Selectors;
+use crate::groups::pod_selectors::Selectors;
 use crate::input::node::{NodeState, Tenure};
 
 /// Host counters and caps of a node before the plan places pods on it.

@@ -12,7 +12,7 @@ use crate::server::debug_source::DebugDocument;
 use crate::server::series_source::SeriesSource;
 use crate::sync::heartbeat::Heartbeats;
 use crate::telemetry::Metrics;
-use crate::webhook::registry::Rules;
+use crate::webhook::rule_list::Rules;
 
 /// State shared by all handlers. The controllers store a new [`View`] when holds, plans or nodes change.
 #[derive(Debug)]

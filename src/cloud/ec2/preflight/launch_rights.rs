@@ -10,7 +10,7 @@ use stowage_model::requirement::Requirements;
 use crate::cloud::Verdict;
 use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::launch::dry_run::{DryRunInputs, DryRunOutcome};
+use crate::cloud::ec2::launch::class_dry_run::{DryRunInputs, DryRunOutcome};
 use crate::cloud::ec2::launch::dry_run_instance::{dry_run_instance, is_permitted, no_retries};
 use crate::cloud::ec2::launch::templates::spec::Template;
 use crate::cloud::ec2::launch::templates::template_store;

@@ -5,7 +5,7 @@ use stowage_model::pause::Pause;
 use super::*;
 use crate::controllers::static_pools::scale;
 use crate::decisions::static_pools::launch_backoff::LaunchBackoff;
-use crate::decisions::static_pools::size::Size;
+use crate::decisions::static_pools::replicas::Size;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{catalog, claim, conditions_true, launched, node, node_class, node_pool};

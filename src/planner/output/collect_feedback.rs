@@ -4,12 +4,12 @@ use std::cmp::Reverse;
 
 use crate::columns::bitset::Bits;
 use crate::columns::dims::fits;
-use crate::groups::existing::free_on;
+use crate::groups::existing_nodes::free_on;
 use crate::groups::topology::domains::Room;
 use crate::pack::reserved::reservable;
-use crate::state::budget::Budget;
 use crate::state::feedback::Feedback;
 use crate::state::plan_state::PlanState;
+use crate::state::pool_budget::Budget;
 
 /// Feedback of a finished plan; `room` is that of [`placed_per_place`].
 pub(crate) fn feedback(state: &mut PlanState<'_, '_>, room: Room, by_priority: bool) -> Feedback {
@@ -81,7 +81,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::groups::topology::domains::Room;
-    use crate::output::feedback::{feedback, placed_per_place};
+    use crate::output::collect_feedback::{feedback, placed_per_place};
     use crate::test_support::plan_stages::{column, instance, purchase};
     use crate::test_support::{World, ZONE, spread};
 
