@@ -191,6 +191,13 @@ class Observer:
             self.answers[name].append((status, time.monotonic() - begin))
             self.stop.wait(self.every)
 
+    def observe(self, seconds):
+        """Observes for this time, and on a busy machine until as many probes and reviews were answered, at most for ten times as long."""
+        begin = time.monotonic()
+        wanted = lambda: all(len(self.answers[name]) >= seconds for name in ("livez", "readyz", "mutate"))
+        while (passed := time.monotonic() - begin) < seconds or (not wanted() and passed < 10 * seconds):
+            time.sleep(self.every)
+
     def failed(self, name):
         return [status for status, _ in self.answers[name] if status != 200]
 

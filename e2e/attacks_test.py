@@ -5,7 +5,6 @@ nothing is purchased that no ordinary pod needs.
 """
 
 import os
-import time
 
 import pytest
 
@@ -51,22 +50,22 @@ class TestPeers:
         target = ("127.0.0.1", service.stowage.port) if listener == "https" else attacks.address(service.stowage.addresses[listener])
         with attacks.silent(target, ATTACKER, IDLE) as sockets:
             assert len(sockets) > IDLE // 2, "the attack did not take place"
-            time.sleep(SECONDS)
+            observed.observe(SECONDS)
 
     def test_idle_tls_sessions(self, service, observed):
         count = IDLE if WHOLE else 300
         with attacks.idle_tls(("127.0.0.1", service.stowage.port), ATTACKER, count) as sessions:
             assert len(sessions) > count // 2, "the attack did not take place"
-            time.sleep(SECONDS)
+            observed.observe(SECONDS)
 
     def test_slow_bodies(self, service, observed):
         with attacks.slow_bodies(service.stowage.url, ATTACKER, 200 if WHOLE else 40):
-            time.sleep(SECONDS)
+            observed.observe(SECONDS)
 
     def test_large_and_deep_bodies(self, service, observed):
         bodies = attacks.large_bodies()
         with attacks.flood(service.stowage.url, ATTACKER, bodies, CLIENTS) as one, attacks.flood(service.stowage.url, OTHER, bodies, CLIENTS) as two:
-            time.sleep(SECONDS)
+            observed.observe(SECONDS)
         assert len(one) > 0 and len(two) > 0, "the attack did not take place"
         print(f"\nstatuses: { {status: (one + two).count(status) for status in set(one + two)} }", flush=True)
 
@@ -75,7 +74,7 @@ class TestPeers:
         with attacks.silent(target, ATTACKER, 50) as sockets:
             for sock in sockets:
                 sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 20)
-            time.sleep(SECONDS)
+            observed.observe(SECONDS)
 
 
 class TestTenants:
@@ -111,7 +110,7 @@ class TestTenants:
         service.plane.apply(workloads.workload("honest", "web", 20, 1000, 2048, nodeSelector={"example.com/team": "payments"}))
         service.wait(lambda: service.mirror.all_bound(20, "honest"), 90, "honest pods bound", lambda: service.mirror.summary("honest"))
         bought = len(service.claims())
-        time.sleep(30 if WHOLE else 8)  # how long purchases are watched, not a wait for something
+        observed.observe(30 if WHOLE else 8)  # how long purchases are watched, not a wait for something
         after = service.names()
         print(f"\nNodeClaims: {nodes} for the hostile tenant, {bought - nodes} for the honest tenant, {len(after)} later", flush=True)
         assert len(after) <= bought, "purchases go on although every pod that can be placed is bound"
