@@ -22,6 +22,8 @@ MOTO_ATTEMPTS = 5
 os.environ |= {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
 os.environ.pop("AWS_PROFILE", None)
 
+# In the environment, which is of one version of moto.
+ANSWERS = pathlib.Path(sys.prefix) / "moto-answers"
 TOOLS = pathlib.Path(__file__).resolve().parent / "tools"
 REGION = "us-east-1"
 CREDENTIALS = ("testing", "testing", None)
@@ -191,6 +193,7 @@ class Moto:
         (self.dir / "images.json").write_text(json.dumps(table))
         (self.dir / "parameters.json").write_text(json.dumps(parameters))
         self.set_quotas(QUOTAS)
+        ANSWERS.mkdir(exist_ok=True)
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": str(self.dir),
@@ -198,6 +201,7 @@ class Moto:
             "MOTO_AMIS_PATH": str(self.dir / "images.json"),
             "STOWAGE_MOTO_PARAMETERS": str(self.dir / "parameters.json"),
             "STOWAGE_MOTO_QUOTAS": str(self.dir / "quotas.json"),
+            "STOWAGE_MOTO_ANSWERS": str(ANSWERS),
         }
         with open(self.log, "wb") as log:
             # The system picks the port; the server logs it.
