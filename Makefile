@@ -36,8 +36,8 @@ demo: build tools moto ## The main use case, end to end (KEEP=1 leaves it runnin
 
 # Suites that mostly wait run in parallel, the longest first. Those that measure how far kube-scheduler follows a plan run before them, beside
 # the Rust tests, which only get the CPU time that is left over. Suites of one target share a control plane.
-LANES := test-ec2-faults test-ec2 test-drift test-chart test-without-service test-outage test-ec2-leaving test-kills-short test-preflight \
-	test-swap test-disruption test-karpenter-short test-attacks-short test-monitoring
+LANES := test-drift test-chart test-without-service test-ec2 test-ec2-faults test-disruption test-ec2-leaving test-kills-short test-karpenter-short \
+	test-outage test-swap test-attacks-short test-monitoring test-preflight
 # A failed end-to-end test runs once more, alone, after all lanes. If it passes then, it is reported as flaky and the run succeeds.
 FAILURES = $(CARGO_TARGET_DIR)/e2e-failures.jsonl
 test: ## Every test
