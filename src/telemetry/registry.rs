@@ -86,7 +86,7 @@ metrics! {
         ],
         "Prices of the nodes of a NodePool, in USD per hour, by capacity type and whether pods use the node.";
     LEAST_COST = "lower_bound_usd_per_hour", Kind::Gauge, Leader, [],
-        "Lower bound on the price of new nodes for all pods that run on nodes of NodePools, in USD per hour, usually half a minute old at most: what is above it in `stowage_usd_per_hour` is the most that consolidation could save. No room on other nodes counts. Absent until it is known.";
+        "Lower bound on the price of new nodes for all pods that run on nodes of NodePools, in USD per hour, usually half a minute old at most: what is above it in `stowage_usd_per_hour` is the most that consolidation could save. No room on other nodes counts. Absent until it is known, and while the NodePool of a node is not ready.";
     SAVED = "saved_usd_per_hour_total", Kind::Counter, Leader, ["nodepool": "name of the NodePool", "reason": "`empty`, `underutilized`"],
         "Prices of the nodes that consolidation removed less those of the nodes that it purchased for them, in USD per hour.";
     PLANNED_COST = "planned_usd_per_hour_total", Kind::Counter, Leader, [],

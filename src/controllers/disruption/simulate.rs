@@ -12,7 +12,7 @@ use crate::controllers::disruption::run::choose_empty;
 use crate::controllers::provisioning::isolation::generation;
 use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::outdated::next_to_replace;
-use crate::decisions::disruption::simulate::{SimulatedRemoval, Simulator};
+use crate::decisions::disruption::simulate::{SimulatedRemoval, Simulator, offers_all_pools};
 use crate::state::instance_types::ReadyPool;
 use crate::state::snapshot::SnapshotRequest;
 use crate::sync::lock;
@@ -74,9 +74,12 @@ pub fn plan_moves(
 }
 
 /// A lower bound on the price of new nodes for all pods of the nodes of NodePools, per hour. Takes as long as the LP does. `None` without one, or
-/// when the planner panicked.
+/// when the planner panicked, or while the NodePool of a node is not ready.
 pub fn least_cost(ctx: &Context, pools: &[ReadyPool], now: UnixMillis) -> Option<MicroUsd> {
-    let claims: Vec<String> = ctx.cluster.read().claims.keys().cloned().collect();
+    let claims: Vec<String> = {
+        let state = ctx.cluster.read();
+        offers_all_pools(&state, pools).then(|| state.claims.keys().cloned().collect())?
+    };
     let simulator = simulator(ctx, pools, claims.iter().map(String::as_str), now);
     caught(ctx, &BTreeSet::new(), || simulator.least_cost()).flatten()
 }

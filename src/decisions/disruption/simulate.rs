@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use kube::ResourceExt;
+use stowage_api::NodeClaim;
 use stowage_model::labels;
 use stowage_model::offering::CapacityType;
 use stowage_model::pod_class::PodClass;
@@ -20,6 +22,8 @@ use crate::decisions::disruption::obstacle::{MIN_ALTERNATIVES, Obstacle};
 use crate::decisions::disruption::progress::unheld_pods;
 use crate::decisions::disruption::size::{Size, less, size, sum};
 use crate::decisions::provisioning::supply_quarantine::{Source, SupplyQuarantine};
+use crate::state::instance_types::ReadyPool;
+use crate::state::object_ext::ObjectExt;
 use crate::state::plan_record::Holds;
 use crate::state::snapshot::{Snapshot, SnapshotRequest, take};
 use crate::state::snapshot_cache::{NodeRef, SnapshotCache};
@@ -401,6 +405,14 @@ impl Simulator {
         };
         (problem, node_refs)
     }
+}
+
+/// Whether new nodes can be launched of the NodePool of every node that is not static. Where not, its pods would seem to cost nothing
+/// ([`Simulator::least_cost`]).
+pub fn offers_all_pools(state: &ClusterState, pools: &[ReadyPool]) -> bool {
+    let names: HashSet<String> = pools.iter().map(|ready| ready.pool.name_any()).collect();
+    let is_offered = |claim: &NodeClaim| claim.node_pool().is_some_and(|pool| names.contains(pool));
+    state.claims.values().all(|claim| is_offered(claim) || state.is_static(claim))
 }
 
 /// What is free after a plan on the nodes where a pod may move to ([`SimulatedRemoval::rooms`]).

@@ -306,3 +306,15 @@ fn the_pods_of_all_nodes_cost_at_least_the_bound() {
     // Four cores at 20,000, the spot price; rounded down.
     assert_eq!(cluster.simulator().least_cost(), Some(MicroUsd(79_999)));
 }
+
+#[test]
+fn the_bound_needs_the_offers_of_every_pool_with_a_node_that_is_not_static() {
+    let static_pool = json!({"spec": {"replicas": 1}});
+    let mut cluster = SmallCluster::new(&[("p", json!({})), ("q", json!({})), ("fixed", static_pool)]);
+    assert!(offers_all_pools(&cluster.state, &[]), "no node");
+    cluster.add_node("a", "fixed", "small/spot");
+    assert!(offers_all_pools(&cluster.state, &[]), "static");
+    cluster.add_node("b", "q", "small/spot");
+    assert!(!offers_all_pools(&cluster.state, &cluster.pools[..1]), "q is not ready");
+    assert!(offers_all_pools(&cluster.state, &cluster.pools[..2]));
+}
