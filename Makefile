@@ -31,8 +31,13 @@ ADVISORY_DB_NAME := advisory-db-3157b0e258782691
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
 
-demo: build tools moto ## The main use case, end to end (KEEP=1 leaves it running)
+demo: ## The main use case, end to end (KEEP=1 leaves it running)
+	$(MAKE) -j2 build demo-tools moto
 	$(E2E_PYTHON) e2e/demo.py
+
+.PHONY: demo-tools
+demo-tools:
+	e2e/tools/build etcd helm kubernetes kwok prometheus >/dev/null
 
 # Suites that mostly wait run in parallel, the longest first. Those that measure how far kube-scheduler follows a plan run before them, beside
 # the Rust tests, which only get the CPU time that is left over. Suites of one target share a control plane.

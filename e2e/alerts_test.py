@@ -276,7 +276,7 @@ def failures(rules, shared, kind=""):
         (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
         written = yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tested})
         (folder / "tests.yaml").write_text(written.replace(f"{SHARED}_", f"{shared}_"))
-        command = [harness.tools() / "promtool", "test", "rules", f"--junit={folder / 'result.xml'}", folder / "tests.yaml"]
+        command = [harness.tools("prometheus") / "promtool", "test", "rules", f"--junit={folder / 'result.xml'}", folder / "tests.yaml"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode in (0, 1), done.stderr
         tests = list(xml.etree.ElementTree.parse(folder / "result.xml").iter("testcase"))
@@ -339,7 +339,7 @@ class TestAlerts:
             assert set(rule["annotations"]) == {"summary", "description", "runbook_url"} and rule["labels"]["severity"] in ("critical", "warning")
 
     def test_promtool_accepts_the_rules(self, rules):
-        done = subprocess.run([harness.tools() / "promtool", "check", "rules", "--lint=all", "--lint-fatal"], input=yaml.safe_dump(rules), capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([harness.tools("prometheus") / "promtool", "check", "rules", "--lint=all", "--lint-fatal"], input=yaml.safe_dump(rules), capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def test_the_page_of_runbooks_is_chosen(self, helm):  # noqa: F811

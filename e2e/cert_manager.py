@@ -97,7 +97,7 @@ class CertManager:
         environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(self.dir), "KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": NAMESPACE}
         with open(self.log(binary), "ab") as log:
             self.processes[binary] = subprocess.Popen(
-                [self.plane.bin / binary, *arguments], env=environment, cwd=self.dir, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                [harness.tools("cert-manager") / binary, *arguments], env=environment, cwd=self.dir, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         write_pid(self.pid_file(binary), self.processes[binary].pid)
 

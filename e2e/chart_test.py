@@ -186,7 +186,7 @@ def folder():
 @pytest.fixture(scope="session")
 def helm(directory):
     """Runs helm without a cluster."""
-    binaries = harness.tools()
+    binaries = harness.tools("helm")
     environment = {**os.environ, "HOME": str(directory), "KUBECONFIG": os.devnull, "STOWAGE_E2E_BIN": str(binaries)}
     return lambda *arguments, check=True: run(binaries / "helm", *arguments, check=check, env=environment)
 
@@ -194,7 +194,7 @@ def helm(directory):
 @pytest.fixture(scope="session")
 def script(directory):
     """Runs a script of the repository, with the tools of the control plane."""
-    environment = {**os.environ, "STOWAGE_E2E_BIN": str(harness.tools())}
+    environment = {**os.environ, "STOWAGE_E2E_BIN": str(harness.tools("helm"))}
     return lambda *arguments, check=True: run(*arguments, check=check, env=environment)
 
 

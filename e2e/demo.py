@@ -280,7 +280,7 @@ def run(output, directory, pods, keep):
             stowage.start()
             stowage.scheduler()
             output.print("stowage", "ready, under the chart's ServiceAccount; kube-scheduler calls its extender over mutual TLS", "32")
-            scraping = prometheus.Prometheus(plane.bin, stowage.addresses["metrics"], {"groups": []}, "5s")
+            scraping = prometheus.Prometheus(stowage.addresses["metrics"], {"groups": []}, "5s")
             with observe.Mirror(plane.api) as mirror, scraping as server:
                 demo = Demo(plane, stowage, mirror, server, output, pods)
                 demo.prepare()

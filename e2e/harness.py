@@ -82,9 +82,9 @@ def run(*command, stdin=None, env=None, check=True, timeout=180):
     return done
 
 
-def tools():
-    """The directory of the control plane's binaries; builds them if they do not exist."""
-    return pathlib.Path(run(HERE / "tools" / "build", timeout=1800).stdout.splitlines()[-1])
+def tools(*modules):
+    """The directory of the binaries of these modules of e2e/tools; builds them if they do not exist."""
+    return pathlib.Path(run(HERE / "tools" / "build", *modules, timeout=1800).stdout.splitlines()[-1])
 
 
 def free_port():

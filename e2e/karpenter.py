@@ -96,4 +96,4 @@ class Karpenter(Controller):
     def __init__(self, plane, cluster, env):
         # Without the Pricing API, which moto does not have.
         own = {"CLUSTER_NAME": cluster, "CLUSTER_ENDPOINT": plane.state["api"], "DISABLE_DRY_RUN": "true", "ISOLATED_VPC": "true"}
-        super().__init__(plane, pathlib.Path(os.environ.get("STOWAGE_KARPENTER") or plane.bin / "karpenter"), env | own)
+        super().__init__(plane, pathlib.Path(os.environ.get("STOWAGE_KARPENTER") or harness.tools("karpenter") / "karpenter"), env | own)

@@ -144,7 +144,7 @@ class TestPrometheus:
         for pool in pools:
             pool["spec"]["limits"] = limits
             pool["spec"]["disruption"] |= {"consolidateAfter": "2s", "budgets": [{"nodes": "100%"}]}
-        with services.ec2(plane, pools, settings={"STOWAGE_REPORTING_COMPONENT": COMPONENT}, placement="extender") as service, prometheus.Prometheus(plane.bin, service.stowage.addresses["metrics"], rendered(request.getfixturevalue("helm"))) as server:
+        with services.ec2(plane, pools, settings={"STOWAGE_REPORTING_COMPONENT": COMPONENT}, placement="extender") as service, prometheus.Prometheus(service.stowage.addresses["metrics"], rendered(request.getfixturevalue("helm"))) as server:
             service.prometheus = server
             yield service
 

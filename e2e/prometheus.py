@@ -21,8 +21,8 @@ START_TIMEOUT = 30.0
 class Prometheus:
     """A running Prometheus that scrapes `http://ADDRESS/metrics` and evaluates rules every `interval`, as a context manager."""
 
-    def __init__(self, bin, address, rules, interval="1s"):
-        self.bin, self.address, self.rules, self.interval = pathlib.Path(bin), address, rules, interval
+    def __init__(self, address, rules, interval="1s"):
+        self.bin, self.address, self.rules, self.interval = harness.tools("prometheus"), address, rules, interval
 
     def __enter__(self):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="stowage-prometheus-"))
