@@ -366,6 +366,24 @@ class TestLifeCycle:
         assert processes(where) == []
 
 
+class TestTools:
+    """e2e/tools/build, which finds ready-made binaries where STOWAGE_E2E_BIN points."""
+
+    def build(self, ready, *modules):
+        return harness.run(HERE / "tools" / "build", *modules, env={**os.environ, "STOWAGE_E2E_BIN": str(ready)}, check=False)
+
+    def test_only_the_binaries_of_the_named_modules_are_needed(self, tmp_path):
+        for name in ("etcd", "cert-manager-chart", "karpenter-crds"):
+            (tmp_path / name).touch(0o755)
+        assert self.build(tmp_path, "etcd").stdout.splitlines() == [str(tmp_path)]
+        assert self.build(tmp_path, "etcd", "prometheus").stderr.strip().endswith("lacks prometheus, promtool")
+        assert "lacks kwok, helm, prometheus, promtool, karpenter, kube-apiserver" in self.build(tmp_path).stderr
+
+    def test_an_unknown_module_is_refused_with_the_known_ones(self, tmp_path):
+        refused = self.build(tmp_path, "etcd", "kube-scheduler")
+        assert refused.returncode == 2 and "unknown module kube-scheduler: choose from etcd, kwok, helm" in refused.stderr
+
+
 class TestKilledRun:
     """A test run that is killed leaves no processes."""
 

@@ -44,10 +44,10 @@ pub mod parts {
     pub use crate::controllers::pod_series::text as pod_series;
     pub use crate::controllers::pure_parts::{PART_NAMES, PureParts};
     pub use crate::decisions::disruption::consolidation::{Consolidation, Decision, Memory, Request};
-    pub use crate::decisions::disruption::simulate::Simulator;
+    pub use crate::decisions::disruption::simulated_removal::Simulator;
     pub use crate::extender::{FilterArgs, Hold, NodeRoom, View, ViewInput, filter, prioritize};
     pub use crate::server::{AppState, BoundAddrs, Bounds, Limits, Server, ServerConfig, ServerError, Shutdown};
-    pub use crate::state::instance_types::{InstanceTypes, ReadyPool};
+    pub use crate::state::pool_types::{InstanceTypes, ReadyPool};
     pub use crate::state::snapshot::SnapshotRequest;
     pub use crate::state::{Cluster, ClusterState};
     pub use crate::telemetry::{Metrics, metric, registry};

@@ -1,6 +1,6 @@
 //! Reads the input of `stowage simulate` from a scenario file or from manifests.
 
-mod error;
+mod input_error;
 mod scenario;
 mod workload;
 
@@ -18,11 +18,11 @@ use stowage_planner::{
     volumes::{Claim, StorageClass, Volume, Volumes, attach_limits},
 };
 
-use crate::cli::manifests::error::{named, typed};
+use crate::cli::manifests::input_error::{named, typed};
 use crate::cli::manifests::scenario::Part;
 use crate::cli::manifests::workload::{Workload, is_held_back};
 
-pub use crate::cli::manifests::error::InputError;
+pub use crate::cli::manifests::input_error::InputError;
 
 /// Everything read so far; pods are interned as they are read.
 #[derive(Debug, Default)]

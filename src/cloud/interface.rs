@@ -7,16 +7,16 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use k8s_openapi::api::core::v1::Node;
 use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
-use stowage_model::drift::Drift;
+use stowage_model::drift_reason::Drift;
 use stowage_model::instance::Instance;
 use stowage_model::instance_health::Unhealthy;
 use stowage_model::offering::Catalog;
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::error::CloudError;
+use crate::cloud::call_error::CloudError;
 use crate::cloud::launch_request::{LaunchError, LaunchRequest, Launched, Override};
 use crate::cloud::message::Message;
-use crate::cloud::node_class::Resolution;
+use crate::cloud::node_class_resolution::Resolution;
 use crate::cloud::offering_state::OfferingState;
 use crate::cloud::optional_api::OptionalApi;
 

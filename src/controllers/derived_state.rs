@@ -6,13 +6,13 @@ use stowage_model::time::UnixMillis;
 
 use crate::decisions::demand::demand;
 use crate::decisions::disruption::node_facts::{Facts, FactsCache};
-use crate::decisions::disruption::simulate::Simulator;
+use crate::decisions::disruption::simulated_removal::Simulator;
 use crate::decisions::holds::HoldsCache;
 use crate::decisions::placement::closure::{ClosedNodes, Closure};
 use crate::decisions::provisioning::certain_rejections::CertainRejections;
 use crate::state::ClusterState;
-use crate::state::instance_types::ReadyPool;
 use crate::state::plan_record::Holds;
+use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::{Demand, Snapshot, SnapshotRequest, take};
 use crate::state::snapshot_cache::SnapshotCache;
 

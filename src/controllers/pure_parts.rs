@@ -27,7 +27,7 @@ use crate::decisions::provisioning::purchase_backoff::PurchaseBackoff;
 use crate::decisions::provisioning::quarantine::Quarantine;
 use crate::extender::View;
 use crate::state::ClusterState;
-use crate::state::instance_types::{InstanceTypes, ReadyPool};
+use crate::state::pool_types::{InstanceTypes, ReadyPool};
 use crate::state::snapshot::SnapshotRequest;
 
 /// The loops, with their debounce and resync periods in milliseconds.

@@ -10,7 +10,7 @@
 
 pub mod filter;
 pub mod name;
-pub mod pod;
+pub mod pod_fields;
 pub mod preempt;
 pub mod prioritize;
 pub mod request_quantity;
@@ -19,7 +19,7 @@ pub mod view;
 pub mod wire;
 
 pub use crate::extender::filter::filter;
-pub use crate::extender::pod::ExtenderPod;
+pub use crate::extender::pod_fields::ExtenderPod;
 pub use crate::extender::preempt::preempt;
 pub use crate::extender::prioritize::prioritize;
 pub use crate::extender::room::{Hold, NodeRoom};

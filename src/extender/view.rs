@@ -10,7 +10,7 @@ use stowage_model::resources::Resources;
 use stowage_model::time::UnixMillis;
 
 use crate::extender::name::Name;
-use crate::extender::pod::ExtenderPod;
+use crate::extender::pod_fields::ExtenderPod;
 use crate::extender::room::{NodeEntry, NodeRoom};
 
 /// Age past which a view restrains no pod, unless its input says otherwise.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::extender::name::Name;
-use crate::extender::pod::ExtenderPod;
+use crate::extender::pod_fields::ExtenderPod;
 
 /// `NodeList`: whole nodes, sent when the extender is configured with `nodeCacheCapable: false`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

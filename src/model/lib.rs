@@ -2,7 +2,7 @@
 
 pub mod annotations;
 pub mod draw;
-pub mod drift;
+pub mod drift_reason;
 pub mod events;
 pub mod instance;
 pub mod instance_health;

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::server::certificate_error::CertificateError;
-use crate::server::config::ServerConfig;
+use crate::server::server_settings::ServerConfig;
 
 /// Attempts to read files that are replaced meanwhile.
 const ATTEMPTS: usize = 10;

@@ -14,8 +14,8 @@ use futures::{StreamExt, stream};
 use tokio::sync::Semaphore;
 
 use crate::server::accept::Peer;
-use crate::server::config::Bounds;
 use crate::server::middleware::error;
+use crate::server::server_settings::Bounds;
 use crate::sync::lock;
 
 /// The requests of one route; an extension of each of them.

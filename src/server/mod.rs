@@ -16,7 +16,6 @@ pub mod app_state;
 pub mod certificate_error;
 pub mod certificate_files;
 pub mod client_access;
-pub mod config;
 pub mod connections;
 pub mod debug;
 pub mod debug_source;
@@ -25,6 +24,7 @@ pub mod intake;
 pub mod middleware;
 pub mod routes;
 pub mod series_source;
+pub mod server_settings;
 pub mod tls;
 pub mod verbs;
 
@@ -41,8 +41,8 @@ use tokio::task::JoinHandle;
 
 pub use crate::server::app_state::AppState;
 pub use crate::server::certificate_error::CertificateError;
-pub use crate::server::config::{Bounds, ServerConfig};
 pub use crate::server::connections::Limits;
+pub use crate::server::server_settings::{Bounds, ServerConfig};
 pub use crate::server::tls::Certificates;
 
 use crate::server::accept::{Bounded, TlsAccept};

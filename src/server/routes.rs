@@ -10,9 +10,9 @@ use axum::response::Response;
 use axum::routing::{get, post};
 
 use crate::server::app_state::AppState;
-use crate::server::config::ServerConfig;
 use crate::server::intake::{Intake, Share};
 use crate::server::middleware::{Guard, error, guard, require_api_server, require_operator, require_scheduler, track};
+use crate::server::server_settings::ServerConfig;
 use crate::server::{debug, health, verbs};
 
 /// Answers of `/metrics` in progress, in total and per peer.

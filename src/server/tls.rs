@@ -24,7 +24,7 @@ use crate::server::app_state::{AppState, Expiries};
 use crate::server::certificate_error::CertificateError;
 use crate::server::certificate_files::{Files, Paths};
 use crate::server::client_access::{Access, Accesses, Clients, RouteClients};
-use crate::server::config::ServerConfig;
+use crate::server::server_settings::ServerConfig;
 use crate::sync::lock;
 
 /// Certificates in use and their files.

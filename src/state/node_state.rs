@@ -15,9 +15,9 @@ use stowage_model::time::UnixMillis;
 use stowage_model::units::MicroUsd;
 use stowage_planner::{Labels, NodePods, NodeState, PodEntry, Tenure};
 
-use crate::state::instance_types::{InstanceTypes, offering_of};
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_record::Holds;
+use crate::state::pool_types::{InstanceTypes, offering_of};
 use crate::state::tables::ClusterState;
 
 /// A launched node that has not registered, or registered and has not initialized, within this time is not planned on.

@@ -10,7 +10,7 @@ use stowage_model::time::UnixMillis;
 use stowage_planner::PodEntry;
 
 use crate::state::protections::{is_invalid, protected_until};
-use crate::state::surge::Surge;
+use crate::state::surging_pods::Surge;
 
 /// The scheduler's progress with a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]

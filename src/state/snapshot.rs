@@ -10,10 +10,10 @@ use stowage_model::time::UnixMillis;
 use stowage_planner::{ColumnCache, NodeState, PlanSettings, PodEntry, Pool, Problem};
 
 use crate::state::claim_index::Usage;
-use crate::state::instance_types::{InstanceTypes, ReadyPool};
 use crate::state::node_state;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
+use crate::state::pool_types::{InstanceTypes, ReadyPool};
 use crate::state::snapshot_cache::{CachedNode, NodeRef, SnapshotCache};
 use crate::state::tables::ClusterState;
 use crate::sync::panics::catch;

@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use stowage_model::offering::Catalog;
 use stowage_planner::{ColumnCache, NodeState};
 
-use crate::state::instance_types::{InstanceTypes, ReadyPool};
+use crate::state::pool_types::{InstanceTypes, ReadyPool};
 use crate::state::tables::ClusterState;
 
 /// The objects behind an entry of [`Problem::nodes`](stowage_planner::Problem::nodes).

@@ -10,9 +10,9 @@ use stowage_model::time::UnixMillis;
 use stowage_planner::{Effort, PlanSettings};
 
 use crate::decisions::disruption::node_facts::{Facts, FactsCache};
-use crate::decisions::disruption::simulate::{SimulatedRemoval, Simulator};
-use crate::state::instance_types::ReadyPool;
+use crate::decisions::disruption::simulated_removal::{SimulatedRemoval, Simulator};
 use crate::state::plan_record::Holds;
+use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::SnapshotRequest;
 use crate::state::snapshot_cache::SnapshotCache;
 use crate::state::tables::ClusterState;

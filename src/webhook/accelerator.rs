@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use crate::webhook::pod::{CONTAINERS, list};
+use crate::webhook::raw_pod::{CONTAINERS, list};
 
 /// Whether an extended resource is a device whose nodes are commonly tainted with its name.
 pub(crate) fn is_accelerator(resource: &str) -> bool {

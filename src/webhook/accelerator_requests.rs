@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 use crate::webhook::accelerator::accelerators;
-use crate::webhook::pod::{CONTAINERS, list_mut, object_mut};
+use crate::webhook::raw_pod::{CONTAINERS, list_mut, object_mut};
 use crate::webhook::rule::Rule;
 
 pub(crate) const RULE: Rule = Rule {

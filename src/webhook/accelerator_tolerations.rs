@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::webhook::accelerator;
-use crate::webhook::pod::{array_mut, list, text};
+use crate::webhook::raw_pod::{array_mut, list, text};
 use crate::webhook::rule::Rule;
 
 pub(crate) const RULE: Rule = Rule {

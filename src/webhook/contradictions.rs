@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use crate::webhook::pod::{REQUIRED_NODE_TERMS, list, text};
+use crate::webhook::raw_pod::{REQUIRED_NODE_TERMS, list, text};
 use crate::webhook::rule::Rule;
 
 pub(crate) const RULE: Rule = Rule {

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use crate::webhook::pod::{NODE_AFFINITY, REQUIRED_NODE_TERMS, list, list_mut, text};
+use crate::webhook::raw_pod::{NODE_AFFINITY, REQUIRED_NODE_TERMS, list, list_mut, text};
 use crate::webhook::rule::Rule;
 
 pub(crate) const RULE: Rule = Rule {

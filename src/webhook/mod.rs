@@ -14,7 +14,7 @@ pub mod accelerator_tolerations;
 pub mod contradictions;
 pub mod do_not_evict;
 pub mod legacy_keys;
-pub mod pod;
+pub mod raw_pod;
 pub mod review;
 pub mod rule;
 pub mod rule_list;

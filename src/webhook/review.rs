@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 use stowage_model::labels::{NORMALIZED, WEBHOOK};
 
-use crate::webhook::pod::{list, object_mut, text};
+use crate::webhook::raw_pod::{list, object_mut, text};
 use crate::webhook::rule_list::{RULES, Rules};
 
 /// Maximum length of a warning in bytes: the API server truncates at 256 and recommends less than 120.

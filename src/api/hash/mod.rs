@@ -8,11 +8,11 @@
 
 pub mod go;
 mod kubelet;
-pub mod node_class;
-pub mod node_pool;
+pub mod node_class_hash;
+pub mod node_pool_hash;
 
-pub use crate::hash::node_class::{NodeClassVersion, node_class};
-pub use crate::hash::node_pool::{NODE_POOL_VERSION, node_pool};
+pub use crate::hash::node_class_hash::{NodeClassVersion, node_class};
+pub use crate::hash::node_pool_hash::{NODE_POOL_VERSION, node_pool};
 
 #[cfg(test)]
 mod tests {

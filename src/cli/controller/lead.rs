@@ -19,12 +19,12 @@ use crate::controllers::derived_state::DerivedState;
 use crate::controllers::disruption;
 use crate::controllers::enforcement::{nominated_events, nominations, planned_taint};
 use crate::controllers::event_recorder::EventRecorder;
-use crate::controllers::interruption::{queue, status_checks};
+use crate::controllers::interruption::{queue, unhealthy_instances};
 use crate::controllers::leader::LeaderCandidate;
 use crate::controllers::leader::other_leader::report;
 use crate::controllers::node_claim::{
-    capacity_reservations, consistency, drift, expiration, garbage_collection, lifecycle, price_annotations, repair,
-    tagging,
+    capacity_reservations, consistency, drift, expiration, garbage_collection, instance_tags, lifecycle,
+    price_annotations, repair,
 };
 use crate::controllers::node_class::{degraded_apis, reconcile};
 use crate::controllers::node_pool::{no_instance_types, status, zonal_shift};
@@ -125,7 +125,7 @@ pub(crate) fn lead(
             Loops { tasks, ctx, heartbeats: state.heartbeats.clone(), panics: state.metrics.loop_panics.clone() };
         // Each of these does nothing when the cloud lacks the capability it needs.
         loops.start("emergency stop", TURN_LIMIT, emergency_stop::run);
-        loops.start("tagging", CLOUD_TURN_LIMIT, tagging::run);
+        loops.start("tagging", CLOUD_TURN_LIMIT, instance_tags::run);
         loops.start("cloud sync", TURN_LIMIT, cloud_sync::run);
         loops.start("instance profiles", CLOUD_TURN_LIMIT, garbage_collection::profiles);
         loops.start("capacity reservations", CLOUD_TURN_LIMIT, capacity_reservations::run);
@@ -145,7 +145,7 @@ pub(crate) fn lead(
         loops.start("object events", TURN_LIMIT, object_events::run);
         loops.start("interruption queue", CLOUD_TURN_LIMIT, queue::run);
         loops.start("departure", TURN_LIMIT, disruption::departure::run);
-        loops.start("status checks", CLOUD_TURN_LIMIT, status_checks::run);
+        loops.start("status checks", CLOUD_TURN_LIMIT, unhealthy_instances::run);
         loops.start("drift", CLOUD_TURN_LIMIT, drift::run);
         loops.start("expiration", TURN_LIMIT, expiration::run);
         loops.start("consistency", TURN_LIMIT, consistency::run);

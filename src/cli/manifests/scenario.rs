@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-use crate::cli::manifests::error::InputError;
+use crate::cli::manifests::input_error::InputError;
 
 /// A part of a scenario.
 pub enum Part {

@@ -5,7 +5,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, Pod, Volume as PodVolume};
 use serde_json::{Value, json};
 
-use crate::cli::manifests::error::{InputError, named, typed_as};
+use crate::cli::manifests::input_error::{InputError, named, typed_as};
 
 /// A workload: the template of its pods, and their number.
 pub struct Workload {

@@ -10,7 +10,7 @@ use crate::cloud::ec2::aws::client::AwsClients;
 use crate::cloud::ec2::instances::status_checks;
 use crate::cloud::ec2::interruption::messages::EventKind;
 use crate::cloud::ec2::interruption::sqs_queue::Queue;
-use crate::cloud::ec2::node_class::capacity_reservations;
+use crate::cloud::ec2::node_class::select_capacity_reservations;
 use crate::cloud::ec2::offerings::instance_types;
 use crate::cloud::ec2::offerings::refresh;
 use crate::cloud::ec2::offerings::refresh::RegionApis;

@@ -5,7 +5,6 @@
 //! - [`provider`] adds the clock, the locks and the state file ([`journal`]), and implements [`Cloud`](crate::cloud::Cloud).
 //! - [`fake_kubelet`] is the only module that calls Kubernetes: it acts as the kubelets and the cloud controller manager.
 
-pub mod config;
 pub mod engine;
 pub mod engine_state;
 pub mod fake_kubelet;
@@ -14,7 +13,8 @@ pub mod journal;
 pub(crate) mod new_instance;
 pub mod node_steps;
 pub mod provider;
+pub mod simulation_settings;
 pub mod spot_price_model;
 
-pub use crate::cloud::simulated::config::{BootDelay, SimulatedConfig};
 pub use crate::cloud::simulated::provider::SimulatedEc2;
+pub use crate::cloud::simulated::simulation_settings::{BootDelay, SimulatedConfig};

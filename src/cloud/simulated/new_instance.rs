@@ -6,8 +6,8 @@ use std::time::Duration;
 use stowage_model::draw::{draw, draw_between};
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::simulated::config::Timings;
 use crate::cloud::simulated::engine_state::{InstanceRecord, NodeProgress};
+use crate::cloud::simulated::simulation_settings::Timings;
 use crate::cloud::{LaunchRequest, Override};
 
 /// Image of every simulated instance, by which its NodeClaim is recognized.

@@ -18,12 +18,12 @@ use tracing::{info, warn};
 use crate::clock;
 use crate::cloud::catalog::{NodeSettings, embedded};
 use crate::cloud::launch_request::launchable;
-use crate::cloud::simulated::config::{BootDelay, SimulatedConfig, Timings};
 use crate::cloud::simulated::engine::Engine;
 use crate::cloud::simulated::engine_state::{EngineState, NodeStep};
 use crate::cloud::simulated::instance_event::InstanceEvent;
 use crate::cloud::simulated::journal::{Journal, JournalError};
 use crate::cloud::simulated::node_steps::NodeAction;
+use crate::cloud::simulated::simulation_settings::{BootDelay, SimulatedConfig, Timings};
 use crate::cloud::simulated::spot_price_model::SpotPriceModel;
 use crate::cloud::{
     Capabilities, Cloud, CloudError, Instance, LaunchError, LaunchRequest, Launched, Message, Override,

@@ -11,7 +11,7 @@ use stowage_planner::PlanSettings;
 
 use super::*;
 use crate::decisions::holds::resolve;
-use crate::state::instance_types::ReadyPool;
+use crate::state::pool_types::ReadyPool;
 use crate::test_support::objects;
 
 const NODES: u64 = 9;

@@ -16,14 +16,14 @@ use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::deletion::delete_unchanged_claim;
 use crate::controllers::disruption::roll_back::{release, roll_back};
-use crate::controllers::disruption::simulate::{plan_moves, plan_present, simulator};
+use crate::controllers::disruption::simulated_removal::{plan_moves, plan_present, simulator};
 use crate::controllers::disruption::start::reserve;
 use crate::controllers::disruption::surge;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::disruption::progress::{Progress, Step, progress, progress_of, unheld_of};
-use crate::decisions::disruption::simulate::Targets;
+use crate::decisions::disruption::simulated_removal::Targets;
 use crate::decisions::staleness::Removal;
 use crate::state::plan_record::MoveTerms;
 

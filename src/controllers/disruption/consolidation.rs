@@ -13,16 +13,16 @@ use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::disruption_metrics;
 use crate::controllers::disruption::scores::report_rejected;
-use crate::controllers::disruption::simulate::{plan_moves, plan_present, simulate, simulator};
+use crate::controllers::disruption::simulated_removal::{plan_moves, plan_present, simulate, simulator};
 use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::candidates::blocked_by_budgets;
 use crate::decisions::disruption::consolidation::{Consolidation, Decision, Memory, Priced, Request};
 use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::decisions::disruption::simulate::Simulator;
+use crate::decisions::disruption::simulated_removal::Simulator;
 use crate::decisions::disruption::verdicts::{Reports, Verdict};
 use crate::decisions::last_decisions::LastConsolidation;
-use crate::state::instance_types::ReadyPool;
+use crate::state::pool_types::ReadyPool;
 use crate::sync::lock;
 
 /// After this time nothing more is simulated: the best set so far is removed.

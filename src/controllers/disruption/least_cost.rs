@@ -7,7 +7,7 @@ use stowage_model::units::MicroUsd;
 
 use crate::clock;
 use crate::controllers::context::Context;
-use crate::controllers::disruption::simulate::least_cost;
+use crate::controllers::disruption::simulated_removal::least_cost;
 use crate::sync::heartbeat;
 
 /// How often the bound is computed at most.

@@ -14,7 +14,7 @@ pub mod report_only;
 pub mod roll_back;
 pub mod run;
 pub mod scores;
-mod simulate;
+mod simulated_removal;
 pub mod start;
 mod surge;
 pub mod taint;

@@ -11,15 +11,15 @@ use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::disruption_metrics;
-use crate::controllers::disruption::simulate::{plan_moves, plan_present, simulate, simulator};
+use crate::controllers::disruption::simulated_removal::{plan_moves, plan_present, simulate, simulator};
 use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::disruption::outdated::OutdatedNode;
 use crate::decisions::disruption::outdated_replacement::{OutdatedAttempt, OutdatedReplacement};
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::decisions::disruption::simulate::{SimulatedRemoval, Simulator};
-use crate::state::instance_types::ReadyPool;
+use crate::decisions::disruption::simulated_removal::{SimulatedRemoval, Simulator};
+use crate::state::pool_types::ReadyPool;
 use crate::sync::heartbeat;
 
 /// Moves whose sources are to be replaced now for this reason, within the budgets of their pools.

@@ -24,7 +24,7 @@ use crate::decisions::disruption::verdicts::Reports;
 use crate::decisions::lifecycle::expiration::next_replaced_from;
 use crate::decisions::staleness::Removal;
 use crate::decisions::static_pools::rollout::replaceable;
-use crate::state::instance_types::ReadyPool;
+use crate::state::pool_types::ReadyPool;
 use crate::sync::{heartbeat, lock};
 
 const PACE: Pace = Pace { debounce: Duration::from_secs(1), resync: Duration::from_secs(10) };

@@ -12,7 +12,7 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::verdicts::{Reports, Verdict};
 use crate::decisions::lifecycle::expiration::expired;
 use crate::decisions::lifecycle::node_repair::repairs;
-use crate::state::instance_types::ReadyPool;
+use crate::state::pool_types::ReadyPool;
 use crate::sync::lock;
 
 /// Claims that a log line names.

@@ -24,7 +24,7 @@ use crate::decisions::disruption::emptiness::{self, EmptyNodeStep};
 use crate::decisions::disruption::marked::{MarkedNodes, unreported_reasons};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::staleness::Removal;
-use crate::state::instance_types::ReadyPool;
+use crate::state::pool_types::ReadyPool;
 use crate::sync::heartbeat;
 
 /// How often empty nodes are evaluated.

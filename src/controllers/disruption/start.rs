@@ -26,9 +26,9 @@ use crate::decisions::disruption::progress::give_up_after;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::holds::unheld;
 use crate::decisions::staleness::Removal;
-use crate::state::instance_types::ReadyPool;
 use crate::state::object_ext::ObjectExt;
 use crate::state::plan_record::MoveTerms;
+use crate::state::pool_types::ReadyPool;
 
 /// Claims that are written concurrently.
 pub const CONCURRENCY: usize = 16;

@@ -12,8 +12,8 @@ use crate::clock;
 use crate::controllers::context::{Context, pod_reference};
 use crate::decisions::provisioning::unschedulable::in_turns;
 use crate::state::ClusterState;
-use crate::state::instance_types::offering_of;
 use crate::state::plan_record::Holds;
+use crate::state::pool_types::offering_of;
 use crate::sync::heartbeat;
 
 const PERIOD: Duration = Duration::from_secs(1);

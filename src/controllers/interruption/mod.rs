@@ -1,4 +1,4 @@
 //! Involuntary disruption: messages of the interruption queue and failed status checks.
 
 pub mod queue;
-pub mod status_checks;
+pub mod unhealthy_instances;

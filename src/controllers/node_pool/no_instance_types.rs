@@ -8,7 +8,7 @@ use stowage_model::events;
 use crate::controllers::context::{Context, reference};
 use crate::controllers::provisioning::claim_template::claim_of_template;
 use crate::state::claim_offers::offers;
-use crate::state::instance_types::ReadyPool;
+use crate::state::pool_types::ReadyPool;
 use crate::sync::heartbeat;
 
 const PERIOD: Duration = Duration::from_mins(1);

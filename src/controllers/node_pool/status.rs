@@ -23,8 +23,8 @@ use crate::decisions::lifecycle::drift_hash::DriftHash;
 use crate::decisions::lifecycle::registration_health::RegistrationHealth;
 use crate::state::ClusterState;
 use crate::state::claim_index::Usage;
-use crate::state::instance_types::InstanceTypes;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
+use crate::state::pool_types::InstanceTypes;
 use crate::sync::lock;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(500), resync: Duration::from_secs(5) };

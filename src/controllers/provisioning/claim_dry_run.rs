@@ -11,7 +11,7 @@ use stowage_planner::Plan;
 use crate::clock;
 use crate::controllers::context::{Context, is_rejection};
 use crate::controllers::provisioning::claim_template::claim_of;
-use crate::state::instance_types::ReadyPool;
+use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::Snapshot;
 
 /// Dry runs that are made concurrently.

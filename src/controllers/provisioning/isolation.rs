@@ -10,7 +10,7 @@ use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::provisioning::claim_dry_run::accepts_plan;
 use crate::decisions::provisioning::culprit_search::CulpritSearch;
-use crate::state::instance_types::ReadyPool;
+use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::{Snapshot, SnapshotRequest};
 use crate::sync::{heartbeat, lock};
 

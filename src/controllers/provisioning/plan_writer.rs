@@ -22,8 +22,8 @@ use crate::decisions::holds::HOLD_LAUNCH;
 use crate::decisions::provisioning::plan_changes::{
     claims_with, for_waiting_pods, reserves_room, still_waits, with_placement, without_pods,
 };
-use crate::state::instance_types::ReadyPool;
 use crate::state::plan_record::MoveTerms;
+use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::Snapshot;
 use crate::sync::lock;
 

@@ -26,7 +26,7 @@ use crate::decisions::provisioning::pod_queue::PodQueue;
 use crate::decisions::provisioning::quarantine::Cause;
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::decisions::provisioning::unschedulable::UnschedulablePods;
-use crate::state::instance_types::ReadyPool;
+use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::Snapshot;
 use crate::sync::lock;
 use crate::sync::panics::catch;

@@ -19,7 +19,7 @@ use crate::controllers::provisioning::isolation::{Isolated, Planned, Planner, is
 use crate::controllers::provisioning::plan_writer::{PlanWriter, Rejection};
 use crate::controllers::provisioning::quarantine::quarantine;
 use crate::decisions::provisioning::quarantine::Cause;
-use crate::state::instance_types::ReadyPool;
+use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::Snapshot;
 
 /// The rejected NodeClaims of a plan.

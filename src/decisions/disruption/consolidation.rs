@@ -35,12 +35,12 @@ use crate::decisions::disruption::moves::Move;
 use crate::decisions::disruption::node_facts::{Facts, NodeFacts};
 use crate::decisions::disruption::obstacle::Obstacle;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::decisions::disruption::simulate::SimulatedRemoval;
+use crate::decisions::disruption::simulated_removal::SimulatedRemoval;
 use crate::decisions::disruption::size::{Size, size};
 use crate::decisions::disruption::verdicts::Verdict;
-use crate::state::instance_types::ReadyPool;
 use crate::state::object_ext::{NodeClaimExt, NodeExt};
 use crate::state::plan_record::Holds;
+use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot_cache::NodeRef;
 use crate::state::tables::ClusterState;
 

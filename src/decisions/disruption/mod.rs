@@ -20,7 +20,7 @@ pub mod outdated;
 pub mod outdated_replacement;
 pub mod progress;
 pub mod reason;
-pub mod simulate;
+pub mod simulated_removal;
 pub mod size;
 pub mod surge;
 pub mod verdicts;

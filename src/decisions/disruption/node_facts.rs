@@ -16,9 +16,9 @@ use stowage_planner::PodEntry;
 
 use crate::decisions::disruption::blockers::{Blocker, protection};
 use crate::decisions::disruption::eviction_cost::{EvictionUnits, of_node, of_node_with_ordinary_pods, settled_at};
-use crate::state::instance_types::{InstanceTypes, ReadyPool, offering_of};
 use crate::state::node_state::reported_allocatable;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
+use crate::state::pool_types::{InstanceTypes, ReadyPool, offering_of};
 use crate::state::snapshot_cache::Inputs;
 use crate::state::tables::ClusterState;
 

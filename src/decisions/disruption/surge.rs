@@ -10,7 +10,7 @@ use stowage_api::NodeClaim;
 use crate::decisions::pod_ref::PodRef;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::pods::PodRecord;
-use crate::state::surge::Surge;
+use crate::state::surging_pods::Surge;
 use crate::state::tables::ClusterState;
 
 /// A pod that leaves its ReplicaSet, or goes back to it.

@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use stowage_api::conditions::LAUNCHED;
 use stowage_api::parse_requirements;
 use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
-use stowage_model::drift::Drift;
+use stowage_model::drift_reason::Drift;
 use stowage_model::events;
 use stowage_model::labels;
 use stowage_model::offering::{CapacityType, Catalog, InstanceType};

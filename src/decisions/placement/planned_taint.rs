@@ -20,11 +20,11 @@ use stowage_model::time::UnixMillis;
 use crate::decisions::holds::HOLD_READY;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::pod_ref::PodRef;
-use crate::state::instance_types::offering_of;
 use crate::state::node_state::keeps_daemons_off;
 use crate::state::object_ext::{NodeClaimExt, NodeExt};
 use crate::state::plan_record::{Hold, Holds};
 use crate::state::pods::{PodRecord, Scheduling};
+use crate::state::pool_types::offering_of;
 use crate::state::tables::ClusterState;
 
 /// In each topology domain, at most this many times `maxSkew` pods of a hard spread constraint are admitted and not bound.

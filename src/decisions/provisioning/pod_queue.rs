@@ -11,9 +11,9 @@ use crate::decisions::provisioning::batch_window::{BatchWindow, QUIET_PERIOD};
 use crate::decisions::provisioning::purchase_backoff::PurchaseBackoff;
 use crate::decisions::provisioning::quarantine::{Cause, Quarantine};
 use crate::decisions::provisioning::supply_watch::SupplyWatch;
-use crate::state::instance_types::ReadyPool;
 use crate::state::plan_record::Holds;
 use crate::state::pods::Scheduling;
+use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::Demand;
 use crate::state::tables::ClusterState;
 

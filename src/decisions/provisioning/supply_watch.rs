@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use stowage_model::offering::Catalog;
 use stowage_model::resources::Resources;
 
-use crate::state::instance_types::ReadyPool;
+use crate::state::pool_types::ReadyPool;
 use crate::state::tables::ClusterState;
 
 /// What could be purchased when a plan was made.

@@ -19,7 +19,7 @@ use crate::controllers::derived_state::DerivedState;
 use crate::decisions::placement::extender_view::ViewCache;
 use crate::extender::{self, FilterArgs, PreemptArgs};
 use crate::state::ClusterState;
-use crate::state::instance_types::ReadyPool;
+use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::SnapshotRequest;
 use crate::test_support::objects;
 use crate::test_support::state_with_planned_pod;

@@ -14,7 +14,7 @@ use crate::cloud::ec2::instances::describe::{
     Describer, Finder, InstanceFacts, Terminator, describer, finder, instance_id, terminator,
 };
 use crate::cloud::ec2::offerings::offering_store::OfferingStore;
-use crate::cloud::ec2::offerings::zonal_shift::zone_of;
+use crate::cloud::ec2::offerings::shifted_zones::zone_of;
 use crate::cloud::{CloudError, Instance, InstanceState, Override};
 use crate::sync::lock;
 

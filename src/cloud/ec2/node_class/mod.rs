@@ -2,7 +2,6 @@
 //! reservations; drift of instances from it; facts about the cluster that nodes join.
 
 pub mod ami_alias;
-pub mod capacity_reservations;
 pub mod class_drift;
 pub mod class_store;
 pub mod cluster_facts;
@@ -10,5 +9,6 @@ pub mod images;
 pub mod instance_profiles;
 pub mod resolve;
 pub mod security_groups;
+pub mod select_capacity_reservations;
 pub mod select_placement_group;
 pub mod subnets;

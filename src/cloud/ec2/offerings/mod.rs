@@ -14,7 +14,7 @@ pub mod refresh;
 pub mod region;
 pub mod region_snapshot;
 pub mod reservation_counts;
+pub mod shifted_zones;
 pub mod spot_prices;
 pub mod spot_risk;
 pub mod unavailable;
-pub mod zonal_shift;

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::cloud::OptionalApi;
 use crate::cloud::ec2::node_class::cluster_facts;
-use crate::cloud::ec2::offerings::{placement_scores, refresh, zonal_shift};
+use crate::cloud::ec2::offerings::{placement_scores, refresh, shifted_zones};
 use crate::cloud::ec2::provider::Ec2Provider;
 
 /// Period of the sweep of launch templates.
@@ -27,7 +27,7 @@ impl Ec2Provider {
         let shifts = async {
             if self.options.zonal_shift {
                 let cluster = &self.options.cluster_name;
-                zonal_shift::watch(&self.clients, cluster, self.offerings.shifts(), &self.degraded_apis).await;
+                shifted_zones::watch(&self.clients, cluster, self.offerings.shifts(), &self.degraded_apis).await;
             }
         };
         futures::join!(fresh, scores, shifts, self.sweep(client));

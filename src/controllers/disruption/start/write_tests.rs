@@ -8,7 +8,7 @@ use stowage_planner::Plan;
 
 use super::*;
 use crate::controllers::disruption::consolidation;
-use crate::controllers::disruption::simulate::{simulate, simulator};
+use crate::controllers::disruption::simulated_removal::{simulate, simulator};
 use crate::controllers::disruption::taint::taint;
 use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::consolidation::Memory;

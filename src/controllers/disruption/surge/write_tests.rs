@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::decisions::pod_ref::PodRef;
-use crate::state::surge::Surge;
+use crate::state::surging_pods::Surge;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};

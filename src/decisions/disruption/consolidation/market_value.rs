@@ -9,7 +9,7 @@ use stowage_model::requirement::Requirements;
 use stowage_model::resources::Resources;
 use stowage_model::units::MicroUsd;
 
-use crate::state::instance_types::ReadyPool;
+use crate::state::pool_types::ReadyPool;
 
 /// The offerings of each NodePool that some load may be cheapest on.
 #[derive(Clone, Debug, Default)]

@@ -1,7 +1,7 @@
 //! Validation of a node class's kubelet configuration. The API server does not validate it, and a kubelet with an invalid
 //! configuration never registers its node.
 
-pub mod schema;
+pub mod kubelet_schema;
 
 use std::collections::BTreeMap;
 

@@ -13,7 +13,7 @@ use stowage_model::reservation::ReservationKind;
 
 use super::*;
 use crate::cloud::ec2::launch::request::tests::{claim, class, facts};
-use crate::cloud::ec2::node_class::capacity_reservations::tests::reservation;
+use crate::cloud::ec2::node_class::select_capacity_reservations::tests::reservation;
 use crate::cloud::ec2::node_class::subnets::Subnet;
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::placement_group::PlacementGroup;

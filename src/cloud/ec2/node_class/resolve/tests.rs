@@ -4,7 +4,7 @@ use super::*;
 use crate::cloud::ec2::aws::errors::Class;
 use crate::cloud::ec2::bootstrap::kubelet_validation;
 use crate::cloud::ec2::bootstrap::kubelet_validation::Gate;
-use crate::cloud::ec2::node_class::capacity_reservations::tests::reservation;
+use crate::cloud::ec2::node_class::select_capacity_reservations::tests::reservation;
 use crate::test_support::objects::node_class;
 use serde_json::json;
 

@@ -5,7 +5,7 @@ use super::*;
 use crate::cloud::catalog::embedded;
 use crate::cloud::catalog::overhead::MIB;
 use crate::cloud::ec2::node_class::ami_alias::one_of;
-use crate::cloud::ec2::node_class::capacity_reservations::tests::reservation;
+use crate::cloud::ec2::node_class::select_capacity_reservations::tests::reservation;
 use crate::cloud::ec2::offerings::discovered_memory::tests::record;
 use crate::cloud::ec2::offerings::placement_score_table::ScoreSettings;
 use crate::cloud::ec2::offerings::region_snapshot::RegionSnapshot;
