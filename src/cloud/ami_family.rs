@@ -42,7 +42,7 @@ impl AmiFamily {
     ];
 
     /// The family of a class's images: `amiFamily`, else that of the alias, else [`AmiFamily::Custom`]. A name that is not in the
-    /// schema, as `Ubuntu`, is AL2.
+    /// schema, such as `Ubuntu`, is AL2.
     pub fn of(spec: &Ec2NodeClassSpec) -> Self {
         let name = spec.effective_ami_family();
         Self::ALL.into_iter().find(|family| family.as_str() == name).unwrap_or(Self::Al2)

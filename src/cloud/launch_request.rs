@@ -15,7 +15,7 @@ use stowage_model::time::UnixMillis;
 /// An offering that a launch may use.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Override {
-    /// Instance type, as `m7g.large`.
+    /// Instance type, such as `m7g.large`.
     pub instance_type: String,
     /// Zone name, such as `us-east-1a`.
     pub zone: String,

@@ -8,7 +8,7 @@ pub struct Message {
     /// Handle that deletes the message.
     pub receipt: String,
     pub kind: MessageKind,
-    /// Id of the instance, as `i-0123456789abcdef0`.
+    /// Id of the instance, such as `i-0123456789abcdef0`.
     pub instance_id: String,
     /// Time of the event.
     pub at: UnixMillis,

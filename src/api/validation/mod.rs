@@ -12,6 +12,7 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::Taint;
 use stowage_model::labels;
+use stowage_model::quantity::{QuantityError, parse_amount};
 
 use crate::node_pool::{Budget, NodeClaimTemplateSpec, NodePoolSpec};
 use crate::{NodeClassRef, duration};
@@ -63,6 +64,11 @@ pub fn node_pool(spec: &NodePoolSpec) -> Vec<Invalid> {
             invalid.push(Invalid::new(
                 format_args!("spec.limits.{resource}"),
                 format_args!("'{}' is not an amount: write a number, as 100, 1500m or 64Gi", amount.0),
+            ));
+        } else if matches!(parse_amount(resource, &amount.0), Err(QuantityError::Negative(_))) {
+            invalid.push(Invalid::new(
+                format_args!("spec.limits.{resource}"),
+                format_args!("'{}' is negative: write 0 for no nodes, or remove the limit", amount.0),
             ));
         }
     }

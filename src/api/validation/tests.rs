@@ -131,6 +131,11 @@ fn each_validation_error_names_its_field() {
             json!({ "cpu": "lots" }),
             "spec.limits.cpu: 'lots' is not an amount: write a number, as 100, 1500m or 64Gi",
         ),
+        (
+            "/limits",
+            json!({ "cpu": "0", "memory": "-0", "nodes": "-1" }),
+            "spec.limits.nodes: '-1' is negative: write 0 for no nodes, or remove the limit",
+        ),
     ] {
         let found: Vec<String> = node_pool(&pool(&json!({ pointer: value }))).iter().map(ToString::to_string).collect();
         assert_eq!(found, [expected]);

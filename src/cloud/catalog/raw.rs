@@ -150,7 +150,7 @@ pub struct RawInstanceType {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct RawGpu {
-    /// Model, as `A10G`.
+    /// Model, such as `A10G`.
     pub name: String,
     /// `NVIDIA`, `AMD` or `Habana`.
     pub manufacturer: String,
@@ -163,7 +163,7 @@ pub struct RawGpu {
 /// Inference accelerators of one model.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct RawAccelerator {
-    /// Model, as `Inferentia`.
+    /// Model, such as `Inferentia`.
     pub name: String,
     /// Such as `AWS`.
     pub manufacturer: String,
@@ -174,7 +174,7 @@ pub struct RawAccelerator {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct RawNeuronDevice {
-    /// Model, as `Trainium`.
+    /// Model, such as `Trainium`.
     pub name: String,
     pub count: i64,
     /// Cores of each device.

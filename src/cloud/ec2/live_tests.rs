@@ -109,7 +109,7 @@ async fn an_endpoint_without_capacity_reservations_fails_quickly() {
     let clients = AwsClients::from_environment().await.unwrap();
     let terms = [serde_json::from_value(json!({"tags": {"stowage": "*"}})).unwrap()];
     let began = Instant::now();
-    match capacity_reservations::find(&clients, &terms).await {
+    match select_capacity_reservations::find(&clients, &terms).await {
         Ok(found) => assert_eq!(found, [], "none has this tag"),
         Err(error) => assert!(error.to_string().starts_with("ec2:DescribeCapacityReservations"), "{error}"),
     }

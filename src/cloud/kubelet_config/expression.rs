@@ -78,7 +78,7 @@ pub struct Variables<'a> {
     pub ips_per_eni: i64,
     /// `max_pods`: the default number in an expression for `maxPods`, the resolved one in others.
     pub max_pods: i64,
-    /// `instance_type`, as `m7g.large`.
+    /// `instance_type`, such as `m7g.large`.
     pub instance_type: &'a str,
 }
 

@@ -55,7 +55,7 @@ pub struct Evaluated {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("spec.kubelet.{place}: the expression {text:?} can't be used on {instance_type}: {source}")]
 pub struct Unusable {
-    /// The member, as `maxPods` or `kubeReserved[cpu]`.
+    /// The member, such as `maxPods` or `kubeReserved[cpu]`.
     pub place: String,
     pub text: String,
     pub instance_type: String,

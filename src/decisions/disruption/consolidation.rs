@@ -202,7 +202,7 @@ impl Consolidation {
             };
             let (mut units, ordinary_units) = node.units(state, now);
             if out.terms.get(&node.pool).is_some_and(PoolTerms::is_balanced) {
-                // The age of pods is no part of its score.
+                // The score ignores the age of pods.
                 units = node.settled_units.0;
             }
             let source = source(&market, &candidate, units);

@@ -30,7 +30,7 @@ pub fn admitted_moves(
     let chosen: Vec<String> = moves.iter().flat_map(|one| one.sources.keys()).cloned().collect();
     let mut left = admitted(state, &chosen, reason, now).into_iter().collect::<BTreeSet<_>>();
     moves.retain(|one| one.sources.keys().all(|claim| left.contains(claim)));
-    // Targets of one move are no sources of another.
+    // The target of a move cannot be the source of another.
     left.retain(|claim| moves.iter().any(|one| one.sources.contains_key(claim)));
     moves.retain(|one| !one.targets().any(|claim| left.contains(claim)));
     moves

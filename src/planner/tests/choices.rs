@@ -94,7 +94,7 @@ fn spot_choices_cost_at_most_a_fifth_more_than_planned() {
 fn choices_without_gaps_are_kept_completely() {
     let mut world = World::new();
     world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
-    // An unavailable offering is no gap.
+    // An unavailable offering does not count as a gap.
     let catalog = Arc::make_mut(&mut world.problem.pools[0].catalog);
     for found in catalog.instance_types.iter_mut().filter(|found| &*found.name == "m1.x2") {
         Arc::make_mut(found).offerings.retain(|offering| &*offering.zone != "z-b");

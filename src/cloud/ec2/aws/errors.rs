@@ -100,7 +100,7 @@ pub fn is_full_spread_group(message: &str) -> bool {
 /// A call that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
-    /// The IAM action of the call, as `ec2:CreateFleet`.
+    /// The IAM action of the call, such as `ec2:CreateFleet`.
     pub action: &'static str,
     /// The error code; empty without one, as without a response.
     pub code: String,

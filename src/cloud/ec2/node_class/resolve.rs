@@ -21,7 +21,7 @@ use crate::cloud::ec2::bootstrap::kubelet_validation::InvalidKubelet;
 use crate::cloud::ec2::node_class::images;
 use crate::cloud::ec2::node_class::images::ImageError;
 use crate::cloud::ec2::node_class::subnets::Subnet;
-use crate::cloud::ec2::node_class::{capacity_reservations, security_groups, subnets};
+use crate::cloud::ec2::node_class::{security_groups, select_capacity_reservations, subnets};
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::ec2::tags::{TagRoom, restricted_tag, tag_room};
 
@@ -40,7 +40,7 @@ pub struct ClassResponses {
     /// The placement group; `None` where the class selects none.
     pub placement: Option<Result<Option<PlacementGroup>, ApiError>>,
     /// Capacity reservations; `None` where the class selects none, or the feature gate is off.
-    pub reservations: Option<Result<Vec<capacity_reservations::DescribedReservation>, ApiError>>,
+    pub reservations: Option<Result<Vec<select_capacity_reservations::DescribedReservation>, ApiError>>,
 }
 
 /// The status and the verdicts for the conditions. A failed API keeps the part of the status that depends on it.
@@ -102,7 +102,7 @@ pub fn resolved_status(
             (known, Verdict::Degraded(events::CAPACITY_RESERVATIONS_UNREADABLE, message))
         }
     };
-    status.capacity_reservations = capacity_reservations::status(found, now);
+    status.capacity_reservations = select_capacity_reservations::status(found, now);
     let verdicts = vec![
         (AMIS_READY, amis),
         (CAPACITY_RESERVATIONS_READY, reservations),

@@ -18,7 +18,9 @@ use crate::cloud::ec2::instances::describe::{InstanceFacts, instance_id};
 use crate::cloud::ec2::launch::dry_run_type::demands;
 use crate::cloud::ec2::node_class::class_drift::{DriftInputs, ResolvedGroup, drift_reason};
 use crate::cloud::ec2::node_class::resolve::{ClassResponses, RETRY, resolved_status, validate};
-use crate::cloud::ec2::node_class::{capacity_reservations, images, security_groups, select_placement_group, subnets};
+use crate::cloud::ec2::node_class::{
+    images, security_groups, select_capacity_reservations, select_placement_group, subnets,
+};
 use crate::cloud::ec2::provider::Ec2Provider;
 use crate::cloud::ec2::tags::{TagRoom, tag_room};
 use crate::cloud::kubelet_config::expressions::Unusable;
@@ -57,7 +59,7 @@ impl Ec2Provider {
             let terms = &spec.capacity_reservation_selector_terms;
             let selected = self.options.reserved_capacity && !terms.is_empty();
             if selected {
-                Some(within(LOOKUP_TIMEOUT, capacity_reservations::find(clients, terms)).await)
+                Some(within(LOOKUP_TIMEOUT, select_capacity_reservations::find(clients, terms)).await)
             } else {
                 None
             }
@@ -120,8 +122,8 @@ impl Ec2Provider {
         verdicts.push((VALIDATION_SUCCEEDED, validation));
         let failed = verdicts.iter().any(|(_, verdict)| matches!(verdict, Verdict::Unjudged(_)));
         let again = if failed { RETRY } else { self.options.refresh };
-        let again =
-            capacity_reservations::changes_in(&status.capacity_reservations, now).map_or(again, |wait| again.min(wait));
+        let again = select_capacity_reservations::changes_in(&status.capacity_reservations, now)
+            .map_or(again, |wait| again.min(wait));
         Resolution { status: Some(status), verdicts, requeue_after: again }
     }
 

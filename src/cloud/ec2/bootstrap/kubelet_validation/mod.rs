@@ -124,7 +124,7 @@ fn problems_of(map: &KubeletMap) -> Vec<String> {
     let mut problems = Vec::new();
     for (name, value) in map {
         if !(name == "maxPods" && value.is_string()) {
-            schema::check_member(name, value, &mut problems);
+            kubelet_schema::check_member(name, value, &mut problems);
         }
     }
     if map.contains_key("registerWithTaints") {

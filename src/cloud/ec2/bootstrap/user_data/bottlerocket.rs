@@ -134,7 +134,7 @@ pub fn ignored_settings(custom: &str) -> Vec<String> {
     ignored
 }
 
-/// The version of a Bottlerocket image, as `v1.46.0` or `latest`: the alias's; else the one in a term's name; else the
+/// The version of a Bottlerocket image, such as `v1.46.0` or `latest`: the alias's; else the one in a term's name; else the
 /// one in the name of an image that a term names by id; else the one in the name of any Bottlerocket image in use.
 pub fn image_version<'a>(terms: &'a [AmiSelectorTerm], images: &'a [AmiStatus]) -> Option<&'a str> {
     let image_name = |image: &'a AmiStatus| image.name.as_deref().filter(|name| name.contains("bottlerocket"));

@@ -124,7 +124,7 @@ fn value_of<'a>(header: &'a str, name: &str) -> Option<&'a str> {
     found.eq_ignore_ascii_case(name).then(|| value.trim())
 }
 
-/// A parameter of a header's value, as `boundary` in `multipart/mixed; boundary="a"`.
+/// A parameter of a header's value, such as `boundary` in `multipart/mixed; boundary="a"`.
 fn parameter(value: &str, name: &str) -> Option<String> {
     let (_, mut rest) = value.split_once(';')?;
     loop {

@@ -96,7 +96,7 @@ fn unreadable_reservations_are_reported_and_do_not_block_the_class() {
         (verdict(&verdicts, CAPACITY_RESERVATIONS_READY), status.capacity_reservations.len()),
         (&Verdict::True, 0)
     );
-    let found = capacity_reservations::DescribedReservation { status: known, available: 1 };
+    let found = select_capacity_reservations::DescribedReservation { status: known, available: 1 };
     let (status, verdicts) = resolved_status(
         &Ec2NodeClassStatus::default(),
         ClassResponses { reservations: Some(Ok(vec![found])), ..responses() },
