@@ -223,11 +223,11 @@ bench-karpenter: tools moto ## Karpenter's own performance suite, against Stowag
 	for subject in stowage karpenter; do STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage $(E2E_PYTHON) e2e/karpenter_performance.py run $$subject --out $(CARGO_TARGET_DIR)/bench/karpenter-suite-$$subject.jsonl $(BENCH) || exit 1; done
 	$(E2E_PYTHON) e2e/karpenter_performance.py table $(CARGO_TARGET_DIR)/bench/karpenter-suite-stowage.jsonl $(CARGO_TARGET_DIR)/bench/karpenter-suite-karpenter.jsonl
 
-quick: lint test-scenarios ## The inner loop: lints, plans of every scenario kind, unit tests, layers, generated pages
-	cargo test --locked --quiet --lib --test architecture --test reference_pages
+quick: lint test-scenarios ## The inner loop: lints, plans of every scenario kind, unit tests, layers, the built binary, HTTP and TLS, generated pages
+	cargo test --locked --quiet --lib --test architecture --test integration
 
 reference: ## Regenerate the pages of docs/reference that are rendered from the code
-	STOWAGE_REGENERATE=1 cargo test --locked --quiet --test reference_pages
+	STOWAGE_REGENERATE=1 cargo test --locked --quiet --test integration reference_pages
 
 crds: ## Regenerate crds/ from src/api, and the copies of it
 	STOWAGE_REGENERATE=1 cargo test --locked --quiet --package stowage-api --lib crds

@@ -467,11 +467,14 @@ fn no_modules_import_each_other_in_a_circle() {
 fn every_public_item_of_a_member_crate_is_used() {
     let mut users = Names { module: vec!["parts".into()], found: Module::default() };
     let package = source_root().parent().unwrap().to_path_buf();
-    for folder in ["tests", "benches"] {
-        for entry in fs::read_dir(package.join(folder)).unwrap() {
-            let file = entry.unwrap().path();
-            if file.extension().is_some_and(|extension| extension == "rs") {
-                users.visit_file(&syn::parse_file(&fs::read_to_string(file).unwrap()).unwrap());
+    let mut folders = vec![package.join("tests"), package.join("benches")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                users.visit_file(&syn::parse_file(&fs::read_to_string(path).unwrap()).unwrap());
             }
         }
     }

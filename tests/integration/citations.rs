@@ -1,7 +1,6 @@
 //! Citations in the sources resolve: `Karpenter core reference 5.2` and `Karpenter AWS reference 9.4` name a section of
 //! `docs/reference/karpenter-core.md` or `karpenter-aws.md`, and a test whose name begins with `b42_` or `c17_` covers a numbered
 //! behavior of those pages.
-#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
 use std::collections::BTreeSet;
 use std::fs;

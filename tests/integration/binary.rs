@@ -1,8 +1,5 @@
 //! Tests of the built binary: output, exit codes, messages.
 
-// A failed step of a test is a failed test.
-#![allow(clippy::unwrap_used)]
-
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::Path;

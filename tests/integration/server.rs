@@ -1,5 +1,4 @@
 //! The in-process server over real TLS on loopback.
-#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,9 +16,7 @@ use setup::{Setup, ask, config, held_view, review};
 use stowage_model::time::UnixMillis;
 use wire::{Authority, Connection, HTTP1, HTTP2, Pair, handshake, replace, shown};
 
-#[path = "server/setup.rs"]
 mod setup;
-#[path = "server/wire.rs"]
 mod wire;
 
 #[tokio::test]

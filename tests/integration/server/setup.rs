@@ -11,7 +11,7 @@ use stowage_model::time::UnixMillis;
 use stowage_model::units::Millicores;
 use tempfile::TempDir;
 
-use crate::wire::{Authority, Connection, HTTP1, Pair};
+use super::wire::{Authority, Connection, HTTP1, Pair};
 
 /// A running server, its authority, and a client certificate that it accepts.
 pub struct Setup {

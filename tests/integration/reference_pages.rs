@@ -1,6 +1,4 @@
-//! The pages of `docs/reference/` that are rendered from registries of the code. A stale page fails; `STOWAGE_REGENERATE=1 cargo test --test
-//! reference_pages` (`make reference`) writes them.
-#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+//! The pages of `docs/reference/` that are rendered from registries of the code. A stale page fails; `make reference` writes them.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
