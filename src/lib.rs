@@ -1,33 +1,30 @@
 //! Stowage plans where every pod goes, buys exactly the EC2 nodes that plan needs, and makes kube-scheduler follow it.
 //!
-//! Imports point downwards only. The lowest layers are crates of their own, in folders of `src/`; `tests/architecture.rs` enforces
-//! the layers of this crate, and that no two modules import each other.
+//! Imports point downwards only. The lowest layers and the cloud are crates of their own, in folders of `src/`; `tests/architecture.rs`
+//! enforces the layers of this crate, and that no two modules import each other.
 //!
 //! | layer | crates and modules |
 //! |---|---|
 //! | assembly | [`cli`] |
 //! | I/O | [`controllers`], [`server`] |
-//! | cloud, decisions | [`cloud`], [`decisions`] |
+//! | cloud, decisions | [`stowage_cloud`], [`decisions`] |
 //! | watched state | [`state`] |
 //! | pure verdicts | [`stowage_planner`], [`webhook`], [`extender`] |
 //! | Kubernetes objects | [`stowage_api`] |
-//! | domain types | [`stowage_model`] |
+//! | domain types, clock, locks, metrics | [`stowage_model`], [`stowage_runtime`] |
 //!
 //! Only [`cli`] and [`parts`] are public; everything else is private, so that the compiler finds unused code. In the other crates,
 //! `tests/architecture.rs` does.
 //!
-//! [`telemetry`] and [`clock`] may be used by `cli`, `controllers`, `server` and `cloud` only; [`sync`] by all.
+//! [`stowage_runtime::telemetry`] and [`stowage_runtime::clock`] may be used by `cli`, `controllers`, `server` and the cloud only;
+//! [`stowage_runtime::sync`] by all modules of this crate, too.
 
 pub mod cli;
-mod clock;
-mod cloud;
 mod controllers;
 mod decisions;
 mod extender;
 mod server;
 mod state;
-mod sync;
-mod telemetry;
 #[cfg(test)]
 mod test_support;
 mod webhook;
@@ -35,9 +32,6 @@ mod webhook;
 /// What the integration tests and benches of this package use.
 #[doc(hidden)]
 pub mod parts {
-
-    pub use crate::clock::now;
-    pub use crate::cloud::catalog::{SpotPricing, embedded};
     pub use crate::controllers::condition_metrics::text as condition_series;
     pub use crate::controllers::derived_state::DerivedState;
     pub use crate::controllers::node_series::text as node_series;
@@ -50,6 +44,8 @@ pub mod parts {
     pub use crate::state::pool_types::{InstanceTypes, ReadyPool};
     pub use crate::state::snapshot::SnapshotRequest;
     pub use crate::state::{Cluster, ClusterState};
-    pub use crate::telemetry::{Metrics, metric, registry};
     pub use crate::webhook::rule_list::RULES;
+    pub use stowage_cloud::catalog::{SpotPricing, embedded};
+    pub use stowage_runtime::clock::now;
+    pub use stowage_runtime::telemetry::{Metrics, metric, registry};
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::{ArgAction, Args};
+use stowage_cloud::ec2::Options;
 
 use crate::cli::args::{parse_bool, parse_duration};
-use crate::cloud::ec2::Options;
 
 /// Settings of `--cloud ec2`.
 #[derive(Args, Clone, Debug)]

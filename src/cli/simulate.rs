@@ -10,6 +10,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use stowage_api::NodePool;
 use stowage_api::conditions::READY;
+use stowage_cloud::catalog::{EBS_DRIVER, NodeSettings, RawCatalog, SpotPricing, embedded, parse};
 use stowage_model::labels;
 use stowage_model::labels::normalize_key;
 use stowage_model::offering::{CapacityType, Catalog};
@@ -22,7 +23,6 @@ use crate::cli::manifests::{Input, InputError};
 use crate::cli::output::Times;
 use crate::cli::planning::PlanArgs;
 use crate::cli::{output, page};
-use crate::cloud::catalog::{EBS_DRIVER, NodeSettings, RawCatalog, SpotPricing, embedded, parse};
 
 /// Every pod fits.
 const ALL_FIT: u8 = 0;

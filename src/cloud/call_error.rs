@@ -1,6 +1,6 @@
 //! Errors of cloud calls other than launches.
 
-/// A cloud call that failed; [`crate::cloud::LaunchError`] is the error of launches.
+/// A cloud call that failed; [`crate::LaunchError`] is the error of launches.
 #[derive(Debug, thiserror::Error, Clone, PartialEq)]
 pub enum CloudError {
     /// The API throttled the call.

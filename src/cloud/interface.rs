@@ -13,12 +13,12 @@ use stowage_model::instance_health::Unhealthy;
 use stowage_model::offering::Catalog;
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::call_error::CloudError;
-use crate::cloud::launch_request::{LaunchError, LaunchRequest, Launched, Override};
-use crate::cloud::message::Message;
-use crate::cloud::node_class_resolution::Resolution;
-use crate::cloud::offering_state::OfferingState;
-use crate::cloud::optional_api::OptionalApi;
+use crate::call_error::CloudError;
+use crate::launch_request::{LaunchError, LaunchRequest, Launched, Override};
+use crate::message::Message;
+use crate::node_class_resolution::Resolution;
+use crate::offering_state::OfferingState;
+use crate::optional_api::OptionalApi;
 
 /// A cloud that launches nodes. Every method is safe to repeat.
 pub trait Cloud: Send + Sync {

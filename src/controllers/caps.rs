@@ -4,11 +4,11 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::lock;
 
 use crate::decisions::rate_cap::RateCap;
 use crate::state::ClusterState;
 use crate::state::object_ext::ObjectExt;
-use crate::sync::lock;
 
 /// What is capped per minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,9 +87,9 @@ impl Caps {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn all_nodes_together_evict_so_many_pods_in_a_second() {

@@ -9,12 +9,12 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
 use stowage_model::labels;
+use stowage_runtime::sync::heartbeat;
 
 use crate::controllers::context::Context;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::state::ClusterState;
 use crate::state::object_ext::ObjectExt;
-use crate::sync::heartbeat;
 
 const PACE: Pace = Pace { debounce: Duration::from_secs(1), resync: Duration::MAX };
 
@@ -57,9 +57,9 @@ pub async fn run(ctx: Arc<Context>) {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     fn claim(id: &str) -> NodeClaim {
         objects::claim(id, &json!({"status": objects::launched(id, &[])}))

@@ -11,16 +11,16 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::telemetry::condition_series::ConditionMetrics;
+use stowage_runtime::telemetry::metric::Metric;
+use stowage_runtime::telemetry::registry;
+use stowage_runtime::telemetry::series::{head, label, sample};
 
-use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::condition_transitions::{Change, ConditionView, Conditioned, Followed, Transition, transitions};
 use crate::state::{Cluster, ClusterState};
-use crate::telemetry::condition_series::ConditionMetrics;
-use crate::telemetry::metric::Metric;
-use crate::telemetry::registry;
-use crate::telemetry::series::{head, label, sample};
 
 /// Transitions that follow each other faster are one.
 const PACE: Pace = Pace { debounce: Duration::from_secs(1), resync: Duration::from_secs(10) };
@@ -265,11 +265,11 @@ fn in_metrics(key: &str) -> String {
 mod tests {
     use serde_json::{Value, json};
     use stowage_model::labels;
+    use stowage_runtime::telemetry::Metrics;
+    use stowage_runtime::telemetry::controllers::ControllerMetrics;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::telemetry::Metrics;
-    use crate::telemetry::controllers::ControllerMetrics;
-    use crate::test_support::objects;
 
     async fn lines(state: ClusterState) -> Vec<String> {
         let parts: Vec<Bytes> = text(&Cluster::new(state)).collect().await;

@@ -7,8 +7,8 @@ use serde_json::json;
 use stowage_api::conditions::{Conditions, EC2_NODE_CLASS_DEPENDENTS, NODE_CLAIM_DEPENDENTS, NODE_POOL_DEPENDENTS};
 use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::context::Context;
 
 /// The conditions of one object while they are evaluated.

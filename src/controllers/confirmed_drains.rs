@@ -3,9 +3,8 @@
 use std::collections::HashSet;
 use std::sync::Mutex;
 
+use stowage_runtime::sync::lock;
 use tokio::sync::{Semaphore, SemaphorePermit};
-
-use crate::sync::lock;
 
 /// Concurrent lists of pods: the API server may read all pods for each of them.
 const CONCURRENCY: usize = 5;

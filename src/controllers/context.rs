@@ -12,13 +12,15 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 use stowage_api::NodeClaim;
+use stowage_cloud::Cloud;
 use stowage_model::events::EventSpec;
 use stowage_model::time::UnixMillis;
 use stowage_planner::PlanSettings;
+use stowage_runtime::clock;
+use stowage_runtime::sync::lock;
+use stowage_runtime::telemetry::controllers::ControllerMetrics;
 use tokio::sync::{Notify, Semaphore};
 
-use crate::clock;
-use crate::cloud::Cloud;
 use crate::controllers::caps::Caps;
 use crate::controllers::confirmed_drains::{ClaimSet, ConfirmedDrains};
 use crate::controllers::derived_state::DerivedState;
@@ -39,8 +41,6 @@ use crate::state::Cluster;
 use crate::state::object_ext::{NodeExt, ObjectExt};
 use crate::state::pool_types::ReadyPool;
 use crate::state::watch_signs::Stale;
-use crate::sync::lock;
-use crate::telemetry::controllers::ControllerMetrics;
 
 /// Settings of the controllers.
 #[derive(Clone, Debug)]

@@ -6,8 +6,8 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 use stowage_api::NodeClaim;
 use stowage_model::labels;
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::node_claim::claim_metrics;
 use crate::decisions::disruption::reason::DisruptionReason;

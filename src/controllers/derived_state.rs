@@ -103,9 +103,9 @@ mod snapshot_tests;
 mod tests {
     use serde_json::json;
     use stowage_planner::PlanSettings;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn pods_that_no_scheduler_has_attempted_are_planned_if_that_is_set() {

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use stowage_model::events;
 use stowage_model::pause::Pause;
+use stowage_runtime::clock;
+use stowage_runtime::sync::lock;
 
-use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::run_loop::{Pace, RunLoop};
-use crate::sync::lock;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(50), resync: Duration::from_secs(10) };
 

@@ -14,8 +14,7 @@ use kube::{Api, Client};
 use serde_json::json;
 use stowage_model::events::{EventSpec, EventType};
 use stowage_model::time::UnixMillis;
-
-use crate::sync::lock;
+use stowage_runtime::sync::lock;
 
 /// Equal events about one object are written at most once in this period.
 const REPEAT: Duration = Duration::from_mins(2);

@@ -9,8 +9,8 @@ use kube::Api;
 use kube::api::PostParams;
 use kube::core::Status;
 use stowage_api::NodeClaim;
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::node_claim::claim_metrics;
 use crate::decisions::pod_ref::PodRef;

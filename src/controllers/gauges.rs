@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use prometheus::{GaugeVec, HistogramVec};
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::sync::{heartbeat, lock};
+use stowage_runtime::telemetry::controllers::ControllerMetrics;
 
-use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::preset::{preset, preset_pools};
 use crate::decisions::gauges::{Gauges, Series};
 use crate::decisions::provisioning::pending_zones::pending_by_zone;
 use crate::decisions::staleness::Removal;
 use crate::state::pod_progress::PodStage;
-use crate::sync::{heartbeat, lock};
-use crate::telemetry::controllers::ControllerMetrics;
 
 /// Often enough for scrapes, and as Karpenter.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -119,9 +119,9 @@ fn replace<const N: usize>(gauge: &GaugeVec, before: &Series<N>, now: &Series<N>
 
 #[cfg(test)]
 mod tests {
-    use crate::telemetry::Metrics;
-    use crate::telemetry::metric::register;
-    use crate::telemetry::registry;
+    use stowage_runtime::telemetry::Metrics;
+    use stowage_runtime::telemetry::metric::register;
+    use stowage_runtime::telemetry::registry;
 
     use super::*;
 

@@ -16,12 +16,13 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use prometheus::IntGauge;
+use stowage_runtime::clock;
+use stowage_runtime::telemetry::Metrics;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::controllers::leader::other_leaders::{Finding, OtherLeader, OtherLeaders};
-use crate::telemetry::Metrics;
 
 /// The periods of the election.
 #[derive(Clone, Copy, Debug)]
@@ -309,7 +310,7 @@ impl LeaderCandidate {
     }
 
     fn spec(&self, transitions: i32) -> LeaseSpec {
-        let now = MicroTime(crate::clock::timestamp());
+        let now = MicroTime(clock::timestamp());
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: i32::try_from(self.timing.duration.as_secs()).ok(),

@@ -10,15 +10,15 @@ use kube::ResourceExt;
 use stowage_model::labels;
 use stowage_model::resources::Resources;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::telemetry::metric::Metric;
+use stowage_runtime::telemetry::registry;
+use stowage_runtime::telemetry::series::{head, label, sample};
 
-use crate::clock;
 use crate::decisions::gauges::{in_units, resource_type};
 use crate::decisions::node_usage::NodeUsage;
 use crate::state::Cluster;
 use crate::state::object_ext::ObjectExt;
-use crate::telemetry::metric::Metric;
-use crate::telemetry::registry;
-use crate::telemetry::series::{head, label, sample};
 
 /// Nodes that have series; more would be too many for a scrape.
 const MAX_NODES: usize = 20_000;
@@ -124,10 +124,10 @@ fn of_resources(text: &mut String, metric: &Metric, labels: &str, usage: &NodeUs
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::state::ClusterState;
-    use crate::test_support::objects;
     use crate::test_support::small_cluster::SmallCluster;
 
     async fn lines(state: ClusterState) -> Vec<String> {

@@ -8,13 +8,13 @@ use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Node;
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::telemetry::metric::Metric;
+use stowage_runtime::telemetry::registry;
+use stowage_runtime::telemetry::series::{head, label, sample};
 
-use crate::clock;
 use crate::state::pods::Phase;
 use crate::state::{Cluster, ClusterState, PodRecord};
-use crate::telemetry::metric::Metric;
-use crate::telemetry::registry;
-use crate::telemetry::series::{head, label, sample};
 
 /// Pods that have series; more would be too many for a scrape.
 const MAX_PODS: usize = 200_000;
@@ -186,9 +186,9 @@ fn waiting_text(pods: Vec<Waiting>) -> BoxStream<'static, Bytes> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
     use crate::test_support::small_cluster::SmallCluster;
 
     async fn lines(state: ClusterState) -> Vec<String> {

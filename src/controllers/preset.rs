@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use stowage_api::NodePool;
 use stowage_model::interruption::MessageKind;
+use stowage_runtime::telemetry::controllers::ControllerMetrics;
 
 use crate::controllers::caps::Capped;
 use crate::controllers::disruption::disruption_metrics::preset as preset_disruption;
@@ -13,7 +14,6 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::interruption::confirmation::{Refusal, TOO_MANY};
 use crate::decisions::interruption::response::kind_label;
 use crate::decisions::placement::hold_events::HoldEnd;
-use crate::telemetry::controllers::ControllerMetrics;
 
 /// Creates the series of a leader.
 pub fn preset(metrics: &ControllerMetrics) {
@@ -58,10 +58,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use serde_json::json;
+    use stowage_runtime::telemetry::Metrics;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::telemetry::Metrics;
-    use crate::test_support::objects;
 
     #[test]
     fn a_leader_has_series_before_anything_is_counted() {

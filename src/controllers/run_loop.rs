@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use stowage_runtime::sync::heartbeat;
 use tokio::sync::{Notify, watch};
 
 use crate::state::Cluster;
-use crate::sync::heartbeat;
 
 /// How often a controller runs.
 #[derive(Clone, Copy, Debug)]

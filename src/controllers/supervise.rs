@@ -3,9 +3,8 @@
 use std::time::{Duration, Instant};
 
 use prometheus::IntCounterVec;
-
-use crate::sync::heartbeat;
-use crate::sync::panics::catch_async;
+use stowage_runtime::sync::heartbeat;
+use stowage_runtime::sync::panics::catch_async;
 
 /// First and longest wait before a loop that panicked starts over; the wait doubles with each panic.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
@@ -47,9 +46,10 @@ async fn supervised_with<F>(
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    use stowage_runtime::sync::heartbeat::Heartbeats;
+    use stowage_runtime::telemetry::Metrics;
+
     use super::*;
-    use crate::sync::heartbeat::Heartbeats;
-    use crate::telemetry::Metrics;
 
     #[tokio::test]
     async fn a_loop_that_panics_starts_over_with_backoff_and_is_not_stuck_meanwhile() {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Resource};
 use stowage_model::events;
+use stowage_runtime::sync::heartbeat;
 
 use crate::controllers::context::{Context, is_not_found};
-use crate::sync::heartbeat;
 
 /// How often they are listed.
 const PERIOD: Duration = Duration::from_mins(10);

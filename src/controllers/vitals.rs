@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat::Heartbeats;
+use stowage_runtime::telemetry::Metrics;
 
-use crate::clock;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::state::pods::Scheduling;
 use crate::state::{Cluster, ClusterState};
-use crate::sync::heartbeat::Heartbeats;
-use crate::telemetry::Metrics;
 
 /// How often the gauges are set.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -88,9 +88,9 @@ fn pending(state: &ClusterState, now: UnixMillis) -> (usize, Duration) {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn leaving_nodes_are_counted_by_reason() {

@@ -178,9 +178,9 @@ pub fn transitions<'o, T: Conditioned>(old: Option<&'o T>, new: &'o T) -> Vec<Tr
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     fn claim(name: &str, uid: &str, ready: &[(&str, &str)]) -> Arc<NodeClaim> {
         let condition = |(status, reason): &(&str, &str)| json!({"type": "Ready", "status": status, "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});

@@ -12,13 +12,13 @@ use stowage_model::labels;
 use stowage_model::pod_class::PodClass;
 use stowage_model::resources::Resources;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::panics::{Panic, catch};
 
 use crate::state::node_state::BOOT_TIMEOUT;
 use crate::state::object_ext::ObjectExt;
 use crate::state::plan_record::{Hold, Holds, Owner, PlanRecord};
 use crate::state::pods::PodRecord;
 use crate::state::tables::ClusterState;
-use crate::sync::panics::{Panic, catch};
 
 /// Duration of a hold on a node that is yet to boot.
 pub const HOLD_LAUNCH: Duration = BOOT_TIMEOUT;

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::heartbeat::Heartbeats;
+use stowage_runtime::telemetry::Metrics;
 use tokio::sync::Notify;
 
 use crate::extender::View;
 use crate::server::debug_source::DebugDocument;
 use crate::server::series_source::SeriesSource;
-use crate::sync::heartbeat::Heartbeats;
-use crate::telemetry::Metrics;
 use crate::webhook::rule_list::Rules;
 
 /// State shared by all handlers. The controllers store a new [`View`] when holds, plans or nodes change.
@@ -37,7 +37,7 @@ pub struct AppState {
     pub heartbeats: Heartbeats,
     /// Name of the Lease, for metrics.
     pub lease: String,
-    /// The clock; [`crate::clock::now`] outside tests.
+    /// The clock; [`stowage_runtime::clock::now`] outside tests.
     pub now: fn() -> UnixMillis,
 }
 

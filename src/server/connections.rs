@@ -13,11 +13,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::task::AtomicWaker;
+use stowage_runtime::sync::lock;
+use stowage_runtime::telemetry::Metrics;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
-
-use crate::sync::lock;
-use crate::telemetry::Metrics;
 
 /// How often overdue connections are looked up.
 const SWEEP: Duration = Duration::from_secs(1);

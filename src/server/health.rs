@@ -9,12 +9,12 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, stream};
+use stowage_runtime::telemetry::Metrics;
 
 use crate::server::accept::Peer;
 use crate::server::app_state::AppState;
 use crate::server::intake::{Share, busy, in_chunks, in_chunks_of};
 use crate::server::middleware::error;
-use crate::telemetry::Metrics;
 
 /// Liveness: 200, or 503 with each loop that is stuck in a turn, one per line. Independent of the API server and the cloud: an outage must
 /// not restart the process, and requests that fail are progress.

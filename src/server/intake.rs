@@ -11,12 +11,12 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
+use stowage_runtime::sync::lock;
 use tokio::sync::Semaphore;
 
 use crate::server::accept::Peer;
 use crate::server::middleware::error;
 use crate::server::server_settings::Bounds;
-use crate::sync::lock;
 
 /// The requests of one route; an extension of each of them.
 #[derive(Debug)]

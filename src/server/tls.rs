@@ -18,6 +18,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{InconsistentKeys, RootCertStore};
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::lock;
 use tokio::time::MissedTickBehavior;
 
 use crate::server::app_state::{AppState, Expiries};
@@ -25,7 +26,6 @@ use crate::server::certificate_error::CertificateError;
 use crate::server::certificate_files::{Files, Paths};
 use crate::server::client_access::{Access, Accesses, Clients, RouteClients};
 use crate::server::server_settings::ServerConfig;
-use crate::sync::lock;
 
 /// Certificates in use and their files.
 pub struct Certificates {

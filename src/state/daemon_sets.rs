@@ -209,10 +209,10 @@ impl DaemonSets {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::state::tables::ClusterState;
-    use crate::test_support::objects;
 
     fn set(requests: &Value) -> DaemonSet {
         let container = json!({"name": "c", "resources": {"requests": requests}});

@@ -45,10 +45,10 @@ impl Unhealthy {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::state::tables::ClusterState;
-    use crate::test_support::objects;
 
     const NOW: UnixMillis = UnixMillis(1_800_000_000_000);
 

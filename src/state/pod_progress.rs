@@ -4,9 +4,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::lock;
 
 use crate::state::pods::{Phase, PodProgress, PodRecord};
-use crate::sync::lock;
 
 /// Times that are kept until they are taken; more are dropped.
 const MAX_TIMES: usize = 100_000;
@@ -67,10 +67,10 @@ impl PodTimes {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::state::tables::ClusterState;
-    use crate::test_support::objects;
 
     const CREATED: &str = "2026-01-01T00:00:00Z";
 

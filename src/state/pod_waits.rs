@@ -80,9 +80,9 @@ impl ClusterState {
 mod tests {
     use serde_json::json;
     use stowage_model::labels;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn a_pod_that_was_planned_before_its_first_attempt_is_known_until_it_is_gone() {

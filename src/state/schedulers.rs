@@ -82,10 +82,10 @@ impl Schedulers {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::state::tables::ClusterState;
-    use crate::test_support::objects;
 
     #[test]
     fn a_scheduler_is_known_once_it_rejects_a_pod() {

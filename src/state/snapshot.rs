@@ -8,6 +8,7 @@ use kube::ResourceExt;
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
 use stowage_planner::{ColumnCache, NodeState, PlanSettings, PodEntry, Pool, Problem};
+use stowage_runtime::sync::panics::catch;
 
 use crate::state::claim_index::Usage;
 use crate::state::node_state;
@@ -16,7 +17,6 @@ use crate::state::plan_record::Holds;
 use crate::state::pool_types::{InstanceTypes, ReadyPool};
 use crate::state::snapshot_cache::{CachedNode, NodeRef, SnapshotCache};
 use crate::state::tables::ClusterState;
-use crate::sync::panics::catch;
 
 /// The parameters of a snapshot.
 #[derive(Clone, Copy, Debug)]

@@ -137,9 +137,9 @@ impl SnapshotCache {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn a_node_that_could_not_be_built_is_tried_again_by_each_snapshot() {

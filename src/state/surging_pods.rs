@@ -35,9 +35,9 @@ impl Surge {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn a_pod_of_a_deployment_surges_if_its_owner_asks_for_it() {

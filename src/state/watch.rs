@@ -21,12 +21,12 @@ use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
 use stowage_model::pause;
 use stowage_model::pause::Pause;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::heartbeat::{self, Heartbeats};
+use stowage_runtime::sync::panics::catch;
 
 use crate::state::cluster::Cluster;
 use crate::state::kinds::{KINDS, SERVICES};
 use crate::state::tables::ClusterState;
-use crate::sync::heartbeat::{self, Heartbeats};
-use crate::sync::panics::catch;
 
 /// Seconds after which the API server ends a watch, and it is started again. A dead connection is noticed five seconds later. An idle
 /// watch gets a bookmark two seconds before: twice within [`MAX_AGE`](crate::state::watch_signs::MAX_AGE).
@@ -354,11 +354,11 @@ mod tests {
     use std::sync::Mutex;
 
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::test_support::kubernetes::object_store::Refusal;
     use crate::test_support::kubernetes::{FakeApi, Fault};
-    use crate::test_support::objects;
 
     #[test]
     fn nothing_is_removed_while_an_object_is_left_out_whose_change_panicked() {

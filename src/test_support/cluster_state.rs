@@ -3,9 +3,9 @@
 use serde_json::json;
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
+use stowage_test_objects as objects;
 
 use crate::state::ClusterState;
-use crate::test_support::objects;
 
 /// NodeClaim `c` with its Node `node-c`, and the pod `n/a` planned there, which is unbound or bound to another Node.
 pub(crate) fn state_with_planned_pod(bound: Option<&str>) -> ClusterState {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use stowage_model::labels;
 use stowage_model::offering::Catalog;
+use stowage_test_objects::{
+    catalog, claim, conditions_true, instance_type, launched, node, node_class, node_pool, offering, pod,
+};
 
 use crate::test_support::failures::World;
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{
-    catalog, claim, conditions_true, instance_type, launched, node, node_class, node_pool, offering, pod,
-};
 use crate::test_support::scripted_cloud::FakeCloud;
 
 fn two_types() -> Catalog {

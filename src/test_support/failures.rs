@@ -374,9 +374,9 @@ fn strip_times(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use kube::ResourceExt;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     /// Annotates the NodeClaim and then the Node, whichever is not annotated; `careless`: both or none, by the NodeClaim.
     async fn annotate(ctx: &Context, careless: bool) -> Result<(), kube::Error> {

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use stowage_api::NodeClaim;
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
+use stowage_test_objects as objects;
 
 use crate::state::ClusterState;
-use crate::test_support::objects;
 
 /// 256 histories, the same in every run; PROPTEST_CASES and PROPTEST_RNG_SEED try others.
 pub(crate) fn config() -> ProptestConfig {

@@ -25,19 +25,19 @@ use prometheus::Registry;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use stowage_cloud::Cloud;
 use stowage_planner::PlanSettings;
+use stowage_runtime::sync::lock;
+use stowage_runtime::telemetry::controllers::ControllerMetrics;
 use tokio::sync::Notify;
 use tower::BoxError;
 use tower::retry::{Policy, RetryLayer};
 
-use crate::cloud::Cloud;
 use crate::controllers::context::{Context, Settings};
 use crate::controllers::retry_policy::retry_policy;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::provisioning::batch_window::BatchLimits;
 use crate::state::{Cluster, ClusterState};
-use crate::sync::lock;
-use crate::telemetry::controllers::ControllerMetrics;
 use crate::test_support::kubernetes::object_store::{Key, Patch, Refusal, Store};
 use crate::test_support::kubernetes::request::target;
 

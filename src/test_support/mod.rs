@@ -1,14 +1,12 @@
-//! Shared fixtures of test modules: a Kubernetes API server and AWS endpoints in memory, a scripted cloud, test objects, and a
-//! harness that runs one write path under every failure. No assertion about a single controller belongs here.
+//! Shared fixtures of test modules: a Kubernetes API server in memory, a scripted cloud, and a harness that runs one write path under
+//! every failure. No assertion about a single controller belongs here.
 
 mod cluster_state;
 pub(crate) mod consolidation_world;
 pub mod failures;
-pub mod fake_aws;
 mod fuzz;
 pub(crate) mod history;
 pub mod kubernetes;
-pub mod objects;
 pub mod scripted_cloud;
 pub(crate) mod small_cluster;
 

@@ -7,14 +7,13 @@ use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
 use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
-use stowage_model::instance_health::Unhealthy;
-use stowage_model::offering::Catalog;
-
-use crate::cloud::{
+use stowage_cloud::{
     Capabilities, Cloud, CloudError, Drift, Instance, InstanceEvents, InstanceTagging, LaunchError, LaunchRequest,
     Launched, Message, NodeClassCloud, OptionalApi, Override, Resolution, ServiceStatus, Untagged,
 };
-use crate::sync::lock;
+use stowage_model::instance_health::Unhealthy;
+use stowage_model::offering::Catalog;
+use stowage_runtime::sync::lock;
 
 /// The scripted answers and the recorded calls. Without answers it is a cloud without instances on which every call succeeds.
 #[derive(Default)]

@@ -8,6 +8,7 @@ use stowage_model::labels;
 use stowage_model::offering::{CapacityType, Catalog};
 use stowage_model::time::UnixMillis;
 use stowage_planner::{Effort, PlanSettings};
+use stowage_test_objects as objects;
 
 use crate::decisions::disruption::node_facts::{Facts, FactsCache};
 use crate::decisions::disruption::simulated_removal::{SimulatedRemoval, Simulator};
@@ -16,7 +17,6 @@ use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::SnapshotRequest;
 use crate::state::snapshot_cache::SnapshotCache;
 use crate::state::tables::ClusterState;
-use crate::test_support::objects;
 
 /// The present: every node and pod is an hour old.
 pub(crate) const NOW: UnixMillis = UnixMillis(1_800_000_000_000);

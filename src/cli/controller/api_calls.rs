@@ -16,14 +16,14 @@ use hyper::{Method, Request, Response};
 use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::jiff::fmt::rfc2822::DateTimeParser;
 use kube::client::Body;
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat;
+use stowage_runtime::telemetry::Metrics;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tower::{BoxError, Layer, Service};
 
-use crate::clock;
 use crate::state::watch_signs::WatchSigns;
-use crate::sync::heartbeat;
-use crate::telemetry::Metrics;
 
 /// Requests of a client that wait for their response at a time: hundreds of nodes that start up at once would occupy the API server so much
 /// that kube-scheduler, the kubelets and the lease wait, too. Twice what a loop sends to pods at once, whose webhooks may be slow.

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgAction, Args, ValueEnum};
+use stowage_cloud::simulated::BootDelay;
+use stowage_runtime::telemetry::metric::MetricNames;
 
 use crate::cli::args::{LeaseArgs, parse_bool, parse_duration};
 use crate::cli::aws::AwsArgs;
 use crate::cli::planning::PlanArgs;
-use crate::cloud::simulated::BootDelay;
 use crate::decisions::placement::mode::PlacementMode;
-use crate::telemetry::metric::MetricNames;
 use crate::webhook::rule_list::parse_id;
 
 /// `--cloud`.

@@ -68,13 +68,13 @@ fn client(config: &Config, calls: &ApiCalls, limit: Duration, retry: bool) -> Re
 mod tests {
     use k8s_openapi::api::core::v1::Node;
     use kube::Api;
+    use stowage_runtime::telemetry::Metrics;
     use tokio::net::TcpListener;
 
     use std::sync::Arc;
 
     use super::*;
     use crate::cli::controller::api_calls::IN_FLIGHT;
-    use crate::telemetry::Metrics;
 
     fn calls() -> ApiCalls {
         ApiCalls { metrics: Metrics::new(), signs: Arc::default() }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use stowage_cloud::catalog::SpotPricing;
+use stowage_cloud::ec2;
+use stowage_cloud::simulated::{SimulatedConfig, SimulatedEc2};
 
 use crate::cli::controller::arguments::{CloudKind, ControllerArgs};
 use crate::cli::planning::MinValues;
-use crate::cloud::catalog::SpotPricing;
-use crate::cloud::ec2;
-use crate::cloud::simulated::{SimulatedConfig, SimulatedEc2};
 
 /// A cloud with parsed settings, not connected yet.
 pub(crate) enum Prepared {

@@ -6,13 +6,15 @@ use std::time::Duration;
 use futures::StreamExt;
 use prometheus::IntCounterVec;
 use stowage_api::NodeClaim;
+use stowage_cloud::simulated::IMAGE_ID;
 use stowage_model::pause;
+use stowage_runtime::sync::heartbeat::Heartbeats;
+use stowage_runtime::telemetry::controllers::ControllerMetrics;
 use tokio::task::JoinSet;
 
 use crate::cli::controller::arguments::ControllerArgs;
 use crate::cli::controller::cloud_setup::{Prepared, cloud};
 use crate::cli::controller::start_cloud::{Starting, lost};
-use crate::cloud::simulated::new_instance::IMAGE_ID;
 use crate::controllers::context::Settings;
 use crate::controllers::debug_state::sources::DebugSources;
 use crate::controllers::derived_state::DerivedState;
@@ -39,8 +41,6 @@ use crate::decisions::provisioning::batch_window::BatchLimits;
 use crate::server::AppState;
 use crate::state::object_ext::NodeClaimExt;
 use crate::state::{Cluster, ClusterState, watch};
-use crate::sync::heartbeat::Heartbeats;
-use crate::telemetry::controllers::ControllerMetrics;
 
 /// Limit of a turn without a response of the API server or AWS.
 pub(crate) const TURN_LIMIT: Duration = Duration::from_mins(3);
@@ -210,9 +210,9 @@ fn real_instance(state: &ClusterState) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn simulated_ec2_does_not_lead_where_real_instances_run() {

@@ -3,14 +3,13 @@
 use std::fmt;
 
 use serde_json::{Map, Value, json};
+use stowage_runtime::sync::heartbeat;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
-
-use crate::sync::heartbeat;
 
 /// Writes each event as one line: level, time, module, message, the loop and its turn, and the fields of the event.
 pub(super) struct JsonLines;
@@ -113,10 +112,10 @@ mod tests {
 
     use futures::FutureExt;
     use k8s_openapi::jiff::{SignedDuration, Timestamp};
+    use stowage_runtime::sync::heartbeat::Heartbeats;
 
     use super::*;
     use crate::cli::controller::logging::tests::Lines;
-    use crate::sync::heartbeat::Heartbeats;
 
     /// The lines that `log` writes, each without its time.
     fn lines(log: impl FnOnce()) -> Vec<String> {

@@ -6,12 +6,12 @@ use std::sync::Mutex;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use stowage_model::pause;
+use stowage_runtime::sync::lock;
 use tracing_subscriber::fmt::writer::{BoxMakeWriter, MakeWriterExt};
 use tracing_subscriber::{EnvFilter, reload};
 
 use crate::cli::controller::arguments::{LogFormat, LogLevel, LogOutput};
 use crate::cli::controller::log_lines::JsonLines;
-use crate::sync::lock;
 
 /// Maximum number of characters of an invalid level in the log.
 const SHOWN_CHARS: usize = 50;

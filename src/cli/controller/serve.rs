@@ -5,6 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use stowage_runtime::clock;
+use stowage_runtime::telemetry::Metrics;
+use stowage_runtime::telemetry::controllers::ControllerMetrics;
 use tokio::runtime::Handle;
 
 use crate::cli::cluster_access;
@@ -13,7 +16,6 @@ use crate::cli::controller::arguments::ControllerArgs;
 use crate::cli::controller::clients::{self, KubeClients};
 use crate::cli::controller::lead::{TURN_LIMIT, lead};
 use crate::cli::controller::logging::LogControl;
-use crate::clock;
 use crate::controllers::debug_state::sources::{DebugSources, Process};
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::enforcement::extender_view;
@@ -25,8 +27,6 @@ use crate::server::{AppState, Server, ServerConfig, Shutdown};
 use crate::state::watch;
 use crate::state::watch::Watches;
 use crate::state::{Cluster, ClusterState};
-use crate::telemetry::Metrics;
-use crate::telemetry::controllers::ControllerMetrics;
 use crate::webhook::rule_list::Rules;
 
 /// Name of the loop that rebuilds the extender's view.

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use prometheus::IntCounter;
+use stowage_cloud::Cloud;
+use stowage_cloud::ec2;
+use stowage_cloud::ec2::Ec2Provider;
+use stowage_cloud::simulated::SimulatedEc2;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::cli::controller::cloud_setup::Prepared;
-use crate::cloud::Cloud;
-use crate::cloud::ec2;
-use crate::cloud::ec2::Ec2Provider;
-use crate::cloud::simulated::SimulatedEc2;
 use crate::controllers::leader::LeaderCandidate;
 use crate::controllers::supervise::supervised;
 use crate::server::AppState;

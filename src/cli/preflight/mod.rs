@@ -10,16 +10,17 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use kube::{Api, ResourceExt};
 use stowage_api::{Ec2NodeClass, NodePool};
+use stowage_cloud::ec2::AwsClients;
+use stowage_cloud::ec2::ClientOverrides;
+use stowage_cloud::ec2::preflight;
+use stowage_cloud::ec2::preflight::{CheckResult, ClassSource, leases};
 use stowage_planner::DefaultSpread;
+use stowage_runtime::clock;
 
 use crate::cli::args::LeaseArgs;
 use crate::cli::aws::AwsArgs;
 use crate::cli::cluster_access;
 use crate::cli::manifests::Input;
-use crate::cloud::ec2::AwsClients;
-use crate::cloud::ec2::aws::client::ClientOverrides;
-use crate::cloud::ec2::preflight;
-use crate::cloud::ec2::preflight::{CheckResult, ClassSource, leases};
 use crate::controllers::leader::other_leaders::KARPENTER_LEASE;
 
 /// No check failed.
@@ -103,7 +104,7 @@ async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> 
     let mut findings = Box::pin(preflight::check(&clients, &options, kube.as_ref(), origin, &classes, &pools)).await;
     if let (Some(own), Some(kube)) = (own_lease, &kube) {
         let names = BTreeSet::from([args.lease.leader_election_name.clone(), KARPENTER_LEASE.to_owned()]);
-        findings.push(leases::finding(&own, &leases::fetch(kube, &names).await, crate::clock::timestamp()));
+        findings.push(leases::finding(&own, &leases::fetch(kube, &names).await, clock::timestamp()));
     }
     match args.output {
         Output::Table => report::table(&findings, out),

@@ -3,8 +3,7 @@
 use std::io::Write;
 
 use serde::Serialize;
-
-use crate::cloud::ec2::preflight::{CheckResult, Finding};
+use stowage_cloud::ec2::preflight::{CheckResult, Finding};
 
 /// Maximum width of details and fixes in characters; longer text wraps.
 const WIDEST: usize = 56;

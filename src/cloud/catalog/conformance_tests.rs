@@ -1,7 +1,7 @@
 //! Karpenter's conformance cases of capacity and overhead, and a comparison of every embedded instance type with a checked-in
 //! table.
 
-use crate::cloud::catalog::overhead::MIB;
+use crate::catalog::overhead::MIB;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -10,9 +10,9 @@ use stowage_api::Ec2NodeClass;
 use stowage_model::offering::InstanceType;
 
 use super::*;
-use crate::cloud::ami_family::AmiFamily;
-use crate::cloud::ec2::bootstrap::kubelet_validation;
-use crate::cloud::ec2::bootstrap::kubelet_validation::Gate;
+use crate::ami_family::AmiFamily;
+use crate::ec2::bootstrap::kubelet_validation;
+use crate::ec2::bootstrap::kubelet_validation::Gate;
 
 const GIB: i64 = 1 << 30;
 
@@ -87,7 +87,7 @@ fn table() -> String {
 
 #[test]
 fn c01_every_embedded_type_matches_the_table() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/instance-types.txt");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/instance-types.txt");
     let made = table();
     if std::env::var_os("STOWAGE_REGENERATE").is_some() {
         std::fs::write(&path, &made).unwrap();

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use stowage_api::Ec2NodeClass;
 use stowage_model::offering::{CapacityType, Catalog, InstanceType, Offering};
 
-use crate::cloud::catalog::node_settings::NodeSettings;
-use crate::cloud::catalog::price::SpotPricing;
-use crate::cloud::catalog::raw::{RawCatalog, RawInstanceType, architecture};
-use crate::cloud::catalog::{overhead, type_labels};
+use crate::catalog::node_settings::NodeSettings;
+use crate::catalog::price::SpotPricing;
+use crate::catalog::raw::{RawCatalog, RawInstanceType, architecture};
+use crate::catalog::{overhead, type_labels};
 
 /// Name of the EBS CSI driver.
 pub const EBS_DRIVER: &str = "ebs.csi.aws.com";

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::cloud::catalog::raw::{CatalogError, Frame, RawCatalog, assemble};
+use crate::catalog::raw::{CatalogError, Frame, RawCatalog, assemble};
 
 const TABLE: &str = include_str!("../data/ec2-us-east-1.json");
 

@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-use crate::cloud::catalog::node_settings::{NodeSettings, Reserved, reserved};
-use crate::cloud::catalog::overhead::default_pods;
-use crate::cloud::catalog::raw::RawInstanceType;
-use crate::cloud::kubelet_config::expressions::{Compiled, Evaluated, Expressions, InstanceTypeFacts, Unusable};
+use crate::catalog::node_settings::{NodeSettings, Reserved, reserved};
+use crate::catalog::overhead::default_pods;
+use crate::catalog::raw::RawInstanceType;
+use crate::kubelet_config::expressions::{Compiled, Evaluated, Expressions, InstanceTypeFacts, Unusable};
 
 /// The result of evaluating the expressions on many instance types.
 #[derive(Debug, Default)]
@@ -128,8 +128,8 @@ mod tests {
     use stowage_api::Ec2NodeClass;
 
     use super::*;
-    use crate::cloud::catalog::overhead::MIB;
-    use crate::cloud::catalog::{SpotPricing, embedded};
+    use crate::catalog::overhead::MIB;
+    use crate::catalog::{SpotPricing, embedded};
 
     fn class(family: &str, kubelet: Value) -> Ec2NodeClass {
         Ec2NodeClass::new("default", serde_json::from_value(json!({"amiFamily": family, "kubelet": kubelet})).unwrap())

@@ -4,21 +4,21 @@
 //! The descriptions have three sources: the table embedded in the binary ([`embedded`]), a `--catalog` file ([`parse`]), and the EC2
 //! API. No I/O here.
 
-pub mod conversion;
-pub mod embedded;
-pub mod evaluated;
-pub mod node_settings;
-pub mod overhead;
-pub mod price;
-pub mod raw;
-pub mod type_labels;
+pub(crate) mod conversion;
+pub(crate) mod embedded;
+pub(crate) mod evaluated;
+pub(crate) mod node_settings;
+pub(crate) mod overhead;
+pub(crate) mod price;
+pub(crate) mod raw;
+pub(crate) mod type_labels;
 
-pub use crate::cloud::catalog::conversion::EBS_DRIVER;
-pub use crate::cloud::catalog::embedded::embedded;
-pub use crate::cloud::catalog::evaluated::Trial;
-pub use crate::cloud::catalog::node_settings::NodeSettings;
-pub use crate::cloud::catalog::price::SpotPricing;
-pub use crate::cloud::catalog::raw::{
+pub use crate::catalog::conversion::EBS_DRIVER;
+pub use crate::catalog::embedded::embedded;
+pub use crate::catalog::evaluated::Trial;
+pub use crate::catalog::node_settings::NodeSettings;
+pub use crate::catalog::price::SpotPricing;
+pub use crate::catalog::raw::{
     RawAccelerator, RawCatalog, RawGpu, RawInstanceType, RawNeuronDevice, architecture, parse,
 };
 

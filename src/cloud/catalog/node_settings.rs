@@ -7,9 +7,9 @@ use stowage_api::{Ec2NodeClass, Ec2NodeClassSpec};
 use stowage_model::quantity::{parse_bytes, parse_cpu};
 use stowage_model::units::{Bytes, Millicores};
 
-use crate::cloud::ami_family::AmiFamily;
-use crate::cloud::kubelet_config::Kubelet;
-use crate::cloud::kubelet_config::expressions::Expressions;
+use crate::ami_family::AmiFamily;
+use crate::kubelet_config::Kubelet;
+use crate::kubelet_config::expressions::Expressions;
 
 /// Default size of the volume for pods.
 const DEFAULT_VOLUME: Bytes = Bytes::from_gib(20);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use stowage_model::resources::{EFA, Resources};
 use stowage_model::units::{Bytes, Millicores};
 
-use crate::cloud::catalog::node_settings::{NodeSettings, Threshold};
-use crate::cloud::catalog::raw::RawInstanceType;
+use crate::catalog::node_settings::{NodeSettings, Threshold};
+use crate::catalog::raw::RawInstanceType;
 
 /// Bytes of a MiB.
 #[cfg(test)]

@@ -6,8 +6,8 @@ use serde::{Deserialize, Deserializer};
 use stowage_model::offering::CapacityType;
 use stowage_model::units::MicroUsd;
 
-use crate::cloud::catalog::price;
-use crate::cloud::catalog::price::SpotPricing;
+use crate::catalog::price;
+use crate::catalog::price::SpotPricing;
 
 /// Why a catalog can't be used.
 #[derive(Debug, thiserror::Error)]

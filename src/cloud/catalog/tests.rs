@@ -7,12 +7,12 @@ use stowage_model::resources::Resources;
 use stowage_model::units::MicroUsd;
 use stowage_model::units::{Bytes, Millicores};
 
-use crate::cloud::catalog::node_settings::Reserved;
-use crate::cloud::catalog::overhead::MIB;
+use crate::catalog::node_settings::Reserved;
+use crate::catalog::overhead::MIB;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::cloud::ami_family::AmiFamily;
+use crate::ami_family::AmiFamily;
 use std::sync::Arc;
 
 fn shape(name: &str, settings: &NodeSettings) -> InstanceType {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use stowage_model::labels as keys;
 
-use crate::cloud::ami_family::AmiFamily;
-use crate::cloud::catalog::raw::{RawInstanceType, architecture};
+use crate::ami_family::AmiFamily;
+use crate::catalog::raw::{RawInstanceType, architecture};
 
 /// The labels that all offerings of the type have on nodes of an AMI family. A key without a value is omitted: it does not exist on
 /// the node.

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use crate::cloud::OptionalApi;
-use crate::sync::lock;
+use stowage_runtime::sync::lock;
+
+use crate::OptionalApi;
 
 /// Failing APIs, with the consequence.
 #[derive(Debug, Default)]

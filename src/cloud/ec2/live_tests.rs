@@ -4,18 +4,19 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use stowage_runtime::clock;
 
-use crate::cloud::catalog::{NodeSettings, RawInstanceType, SpotPricing, embedded};
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::instances::status_checks;
-use crate::cloud::ec2::interruption::messages::EventKind;
-use crate::cloud::ec2::interruption::sqs_queue::Queue;
-use crate::cloud::ec2::node_class::select_capacity_reservations;
-use crate::cloud::ec2::offerings::instance_types;
-use crate::cloud::ec2::offerings::refresh;
-use crate::cloud::ec2::offerings::refresh::RegionApis;
-use crate::cloud::ec2::offerings::region::Region;
-use crate::cloud::ec2::offerings::region_snapshot::{Dataset, RegionSnapshot};
+use crate::catalog::{NodeSettings, RawInstanceType, SpotPricing, embedded};
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::instances::status_checks;
+use crate::ec2::interruption::messages::EventKind;
+use crate::ec2::interruption::sqs_queue::Queue;
+use crate::ec2::node_class::select_capacity_reservations;
+use crate::ec2::offerings::instance_types;
+use crate::ec2::offerings::refresh;
+use crate::ec2::offerings::refresh::RegionApis;
+use crate::ec2::offerings::region::Region;
+use crate::ec2::offerings::region_snapshot::{Dataset, RegionSnapshot};
 
 #[tokio::test]
 #[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
@@ -56,9 +57,9 @@ async fn region_data_is_read() {
 #[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
 async fn messages_are_sent_received_and_deleted() {
     let clients = AwsClients::from_environment().await.unwrap();
-    let name = format!("stowage-test-{}", crate::clock::now().0);
+    let name = format!("stowage-test-{}", clock::now().0);
     let queue = Queue::new(clients.sqs.clone(), &name);
-    assert!(queue.receive(crate::clock::now).await.is_err(), "there is no such queue yet");
+    assert!(queue.receive(clock::now).await.is_err(), "there is no such queue yet");
     let url = clients.sqs.create_queue().queue_name(&name).send().await.unwrap().queue_url.unwrap();
     let (account, region) = (url.rsplit('/').nth(1), clients.sqs.config().region().map(ToString::to_string));
     let event = |kind: &str, detail: serde_json::Value| {
@@ -79,7 +80,7 @@ async fn messages_are_sent_received_and_deleted() {
     let mut events = Vec::new();
     for _ in 0..5 {
         if events.len() < 3 || queue.counts().deleted < 1 {
-            events.extend(queue.receive(crate::clock::now).await.unwrap());
+            events.extend(queue.receive(clock::now).await.unwrap());
         }
     }
     events.sort_by(|a, b| a.instance_id.cmp(&b.instance_id));
@@ -98,7 +99,7 @@ async fn messages_are_sent_received_and_deleted() {
 async fn statuses_and_offerings_are_read() {
     let clients = AwsClients::from_environment().await.unwrap();
     let statuses = status_checks::describe_statuses(&clients.ec2).await.unwrap();
-    assert_eq!(status_checks::unhealthy(&statuses, crate::clock::now()), []);
+    assert_eq!(status_checks::unhealthy(&statuses, clock::now()), []);
     let zones = instance_types::zones_by_type(&instance_types::describe_offerings(&clients.ec2).await.unwrap());
     assert!(zones["m5.large"].contains("us-east-1a"));
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use stowage_api::Ec2NodeClass;
 
-use crate::cloud::catalog::NodeSettings;
+use crate::catalog::NodeSettings;
 
 /// Settings of EC2, with Karpenter's names and defaults.
 #[derive(Clone, Debug)]

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde_json::Value;
 use stowage_api::validation::is_quantity;
 
-use crate::cloud::kubelet_config::expression::{Expression, ExpressionError, Variables};
-use crate::cloud::kubelet_config::programs::program;
-use crate::cloud::kubelet_config::{Kubelet, KubeletMap, MaxPods};
+use crate::kubelet_config::expression::{Expression, ExpressionError, Variables};
+use crate::kubelet_config::programs::program;
+use crate::kubelet_config::{Kubelet, KubeletMap, MaxPods};
 
 /// Members of the configuration that may contain expressions by resource.
 const RESERVED: [&str; 2] = ["kubeReserved", "systemReserved"];

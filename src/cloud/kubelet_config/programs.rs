@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::cloud::kubelet_config::expression::{Expression, ExpressionError};
-use crate::sync::lock;
+use stowage_runtime::sync::lock;
+
+use crate::kubelet_config::expression::{Expression, ExpressionError};
 
 /// How long an unused expression is cached, as in Karpenter.
 const TTL: Duration = Duration::from_hours(12);

@@ -7,13 +7,13 @@ use std::time::Duration;
 use stowage_model::offering::CapacityType;
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::simulated::engine_state::{EngineState, InstanceRecord, JournalEntry, NodeStep, QueuedMessage};
-use crate::cloud::simulated::instance_event::InstanceEvent;
-use crate::cloud::simulated::new_instance::NewInstance;
-use crate::cloud::simulated::node_steps::{NodeAction, next_step};
-use crate::cloud::simulated::simulation_settings::Timings;
-use crate::cloud::simulated::spot_price_model::SpotPriceModel;
-use crate::cloud::{
+use crate::simulated::engine_state::{EngineState, InstanceRecord, JournalEntry, NodeStep, QueuedMessage};
+use crate::simulated::instance_event::InstanceEvent;
+use crate::simulated::new_instance::NewInstance;
+use crate::simulated::node_steps::{NodeAction, next_step};
+use crate::simulated::simulation_settings::Timings;
+use crate::simulated::spot_price_model::SpotPriceModel;
+use crate::{
     CloudError, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, MessageKind, Override,
 };
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use stowage_model::offering::CapacityType;
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::{Instance, InstanceState, MessageKind};
+use crate::{Instance, InstanceState, MessageKind};
 
 /// An instance and its life cycle.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -265,11 +265,11 @@ mod capacity_type {
     use stowage_model::offering::CapacityType;
 
     #[allow(clippy::trivially_copy_pass_by_ref)] // The signature is serde's.
-    pub fn serialize<S: Serializer>(value: &CapacityType, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(value: &CapacityType, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(value.as_str())
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CapacityType, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CapacityType, D::Error> {
         let text = String::deserialize(deserializer)?;
         CapacityType::parse(&text).ok_or_else(|| D::Error::custom(format!("`{text}` is no capacity type")))
     }
@@ -278,7 +278,7 @@ mod capacity_type {
 mod message_kind {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    use crate::cloud::MessageKind;
+    use crate::MessageKind;
 
     const NAMES: [(MessageKind, &str); 6] = [
         (MessageKind::SpotInterruption, "spot-interruption"),
@@ -290,12 +290,12 @@ mod message_kind {
     ];
 
     #[allow(clippy::trivially_copy_pass_by_ref)] // The signature is serde's.
-    pub fn serialize<S: Serializer>(value: &MessageKind, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(value: &MessageKind, serializer: S) -> Result<S::Ok, S::Error> {
         let name = NAMES.iter().find(|(kind, _)| kind == value).map_or("", |(_, name)| *name);
         serializer.serialize_str(name)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<MessageKind, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<MessageKind, D::Error> {
         let text = String::deserialize(deserializer)?;
         let found = NAMES.iter().find(|(_, name)| *name == text).map(|(kind, _)| *kind);
         found.ok_or_else(|| D::Error::custom(format!("`{text}` is no kind of message")))

@@ -28,14 +28,14 @@ use stowage_model::labels as keys;
 use stowage_model::offering::InstanceType;
 use stowage_model::resources::Resources;
 use stowage_model::units::Bytes;
+use stowage_runtime::clock;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use crate::clock;
-use crate::cloud::simulated::engine_state::{InstanceRecord, NodeStep};
-use crate::cloud::simulated::instance_event::InstanceEvent;
-use crate::cloud::simulated::node_steps::NodeAction;
-use crate::cloud::simulated::provider::SimulatedEc2;
+use crate::simulated::engine_state::{InstanceRecord, NodeStep};
+use crate::simulated::instance_event::InstanceEvent;
+use crate::simulated::node_steps::NodeAction;
+use crate::simulated::provider::SimulatedEc2;
 
 /// Annotation of the nodes that kwok manages.
 pub const FAKE_NODE: &str = "kwok.x-k8s.io/node";

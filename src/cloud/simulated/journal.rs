@@ -7,7 +7,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use crate::cloud::simulated::engine_state::{EngineState, JournalEntry};
+use crate::simulated::engine_state::{EngineState, JournalEntry};
 
 /// Why a state file can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -136,8 +136,8 @@ mod tests {
     use stowage_model::time::UnixMillis;
 
     use super::*;
-    use crate::cloud::MessageKind;
-    use crate::cloud::simulated::engine_state::{NodeStep, QueuedMessage};
+    use crate::MessageKind;
+    use crate::simulated::engine_state::{NodeStep, QueuedMessage};
 
     fn started() -> JournalEntry {
         JournalEntry::Started { at: UnixMillis(5), launches: 0, messages: 0 }

@@ -1,20 +1,21 @@
 //! Simulated EC2 inside the process, for tests and demos.
 //!
-//! - [`engine`] is the state machine, without clock and I/O; [`state`] its data, [`new_instance`] and [`node_steps`] its instances
-//!   and their Node objects, [`instance_event`] what happens to them, [`spot_prices`] its prices.
-//! - [`provider`] adds the clock, the locks and the state file ([`journal`]), and implements [`Cloud`](crate::cloud::Cloud).
+//! - [`engine`] is the state machine, without clock and I/O; [`engine_state`] its data, [`new_instance`] and [`node_steps`] its instances
+//!   and their Node objects, [`instance_event`] what happens to them, [`spot_price_model`] its prices.
+//! - [`provider`] adds the clock, the locks and the state file ([`journal`]), and implements [`Cloud`](crate::Cloud).
 //! - [`fake_kubelet`] is the only module that calls Kubernetes: it acts as the kubelets and the cloud controller manager.
 
-pub mod engine;
-pub mod engine_state;
-pub mod fake_kubelet;
-pub mod instance_event;
-pub mod journal;
+pub(crate) mod engine;
+pub(crate) mod engine_state;
+pub(crate) mod fake_kubelet;
+pub(crate) mod instance_event;
+pub(crate) mod journal;
 pub(crate) mod new_instance;
-pub mod node_steps;
-pub mod provider;
-pub mod simulation_settings;
-pub mod spot_price_model;
+pub(crate) mod node_steps;
+pub(crate) mod provider;
+pub(crate) mod simulation_settings;
+pub(crate) mod spot_price_model;
 
-pub use crate::cloud::simulated::provider::SimulatedEc2;
-pub use crate::cloud::simulated::simulation_settings::{BootDelay, SimulatedConfig};
+pub use crate::simulated::new_instance::IMAGE_ID;
+pub use crate::simulated::provider::SimulatedEc2;
+pub use crate::simulated::simulation_settings::{BootDelay, SimulatedConfig};

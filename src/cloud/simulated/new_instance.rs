@@ -6,9 +6,9 @@ use std::time::Duration;
 use stowage_model::draw::{draw, draw_between};
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::simulated::engine_state::{InstanceRecord, NodeProgress};
-use crate::cloud::simulated::simulation_settings::Timings;
-use crate::cloud::{LaunchRequest, Override};
+use crate::simulated::engine_state::{InstanceRecord, NodeProgress};
+use crate::simulated::simulation_settings::Timings;
+use crate::{LaunchRequest, Override};
 
 /// Image of every simulated instance, by which its NodeClaim is recognized.
 pub const IMAGE_ID: &str = "ami-0512a1ed5104a7ed0";

@@ -3,13 +3,13 @@
 
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::simulated::engine_state::{InstanceRecord, NodeStep};
+use crate::simulated::engine_state::{InstanceRecord, NodeStep};
 
 /// A due step of a Node object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeAction {
     pub record: InstanceRecord,
-    /// The step, to be reported with [`Engine::node_step_done`](crate::cloud::simulated::engine::Engine::node_step_done).
+    /// The step, to be reported with [`Engine::node_step_done`](crate::simulated::engine::Engine::node_step_done).
     pub step: NodeStep,
 }
 

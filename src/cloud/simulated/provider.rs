@@ -12,23 +12,21 @@ use stowage_api::launch_group::LaunchGroup;
 use stowage_api::{Ec2NodeClass, NodeClaim};
 use stowage_model::offering::{Catalog, InstanceType};
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::sync::lock;
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use crate::clock;
-use crate::cloud::catalog::{NodeSettings, embedded};
-use crate::cloud::launch_request::launchable;
-use crate::cloud::simulated::engine::Engine;
-use crate::cloud::simulated::engine_state::{EngineState, NodeStep};
-use crate::cloud::simulated::instance_event::InstanceEvent;
-use crate::cloud::simulated::journal::{Journal, JournalError};
-use crate::cloud::simulated::node_steps::NodeAction;
-use crate::cloud::simulated::simulation_settings::{BootDelay, SimulatedConfig, Timings};
-use crate::cloud::simulated::spot_price_model::SpotPriceModel;
-use crate::cloud::{
-    Capabilities, Cloud, CloudError, Instance, LaunchError, LaunchRequest, Launched, Message, Override,
-};
-use crate::sync::lock;
+use crate::catalog::{NodeSettings, embedded};
+use crate::launch_request::launchable;
+use crate::simulated::engine::Engine;
+use crate::simulated::engine_state::{EngineState, NodeStep};
+use crate::simulated::instance_event::InstanceEvent;
+use crate::simulated::journal::{Journal, JournalError};
+use crate::simulated::node_steps::NodeAction;
+use crate::simulated::simulation_settings::{BootDelay, SimulatedConfig, Timings};
+use crate::simulated::spot_price_model::SpotPriceModel;
+use crate::{Capabilities, Cloud, CloudError, Instance, LaunchError, LaunchRequest, Launched, Message, Override};
 
 /// Longest wait for a change of the state.
 const MAX_IDLE: Duration = Duration::from_secs(1);

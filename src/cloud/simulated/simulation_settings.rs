@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cloud::catalog::{RawCatalog, SpotPricing};
+use crate::catalog::{RawCatalog, SpotPricing};
 
 /// How long an instance takes from launch to a running kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use stowage_model::offering::{CapacityType, Catalog, InstanceType};
 use stowage_model::time::UnixMillis;
 use stowage_model::units::MicroUsd;
 
-use crate::cloud::Override;
-use crate::cloud::catalog::{NodeSettings, RawCatalog, SpotPricing};
+use crate::Override;
+use crate::catalog::{NodeSettings, RawCatalog, SpotPricing};
 
 /// How long an offering is unavailable after a failed launch, as in Karpenter.
 pub const UNAVAILABLE_TTL: Duration = Duration::from_mins(3);
@@ -98,7 +98,7 @@ impl SpotPriceModel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cloud::catalog::embedded;
+    use crate::catalog::embedded;
 
     fn prices() -> SpotPriceModel {
         SpotPriceModel::new(Arc::new(embedded().clone()), SpotPricing::ratio(0.5).unwrap())

@@ -3,12 +3,12 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 use stowage_model::events;
+use stowage_test_objects::{claim, node, node_class};
 
 use super::*;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
-use crate::test_support::objects::{claim, node, node_class};
 use crate::test_support::scripted_cloud::FakeCloud;
 
 fn world() -> World {

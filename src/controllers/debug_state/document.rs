@@ -9,11 +9,12 @@ use kube::ResourceExt;
 use serde::Serialize;
 use stowage_api::NodeClaim;
 use stowage_api::conditions;
+use stowage_cloud::offering_state::OfferingState;
 use stowage_model::pause::Pause;
 use stowage_model::pod_class::PodClass;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::heartbeat::Turn;
 
-use crate::cloud::offering_state::OfferingState;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::last_decisions::{LastConsolidation, LastPlan};
@@ -23,7 +24,6 @@ use crate::state::ClusterState;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::pods::{PodRecord, Scheduling};
-use crate::sync::heartbeat::Turn;
 
 /// Maximum number of entries of each list.
 pub const MAX_ENTRIES: usize = 1_000;

@@ -3,6 +3,8 @@
 use std::sync::{Arc, OnceLock, Weak};
 
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::heartbeat::Turn;
+use stowage_runtime::sync::lock;
 
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
@@ -13,8 +15,6 @@ use crate::controllers::debug_state::document::{
 use crate::controllers::derived_state::DerivedState;
 use crate::decisions::provisioning::quarantine::Cause;
 use crate::state::Cluster;
-use crate::sync::heartbeat::Turn;
-use crate::sync::lock;
 
 /// What the process knows about itself.
 #[derive(Debug, Default)]

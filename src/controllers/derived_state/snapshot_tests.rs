@@ -8,11 +8,11 @@ use stowage_model::labels;
 use stowage_model::offering::Catalog;
 use stowage_model::time::UnixMillis;
 use stowage_planner::PlanSettings;
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::decisions::holds::resolve;
 use crate::state::pool_types::ReadyPool;
-use crate::test_support::objects;
 
 const NODES: u64 = 9;
 

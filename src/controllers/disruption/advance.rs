@@ -10,9 +10,9 @@ use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use stowage_api::NodeClaim;
 use stowage_planner::Effort;
+use stowage_runtime::clock;
 use tokio::time::Instant;
 
-use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::deletion::delete_unchanged_claim;
 use crate::controllers::disruption::roll_back::{release, roll_back};

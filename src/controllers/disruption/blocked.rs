@@ -26,11 +26,11 @@ pub fn report_blocked(ctx: &Context, queue: &EventQueue, reason: DisruptionReaso
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects::claim;
 
     use super::*;
     use crate::test_support::failures::World;
     use crate::test_support::kubernetes::FakeApi;
-    use crate::test_support::objects::claim;
 
     /// The memory of events is bounded: those about thousands of nodes would keep out all others.
     #[tokio::test]

@@ -9,12 +9,12 @@ use serde_json::json;
 use stowage_api::NodeClaim;
 use stowage_api::conditions::CONSOLIDATABLE;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat;
 
-use crate::clock;
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::decisions::disruption::consolidatable::{QuietStatus, outdated};
-use crate::sync::heartbeat;
 
 const PERIOD: Duration = Duration::from_secs(1);
 /// Claims that are written in one pass, and of these concurrently. In a large cluster pods come and go on hundreds of nodes per second.

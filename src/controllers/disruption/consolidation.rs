@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use stowage_model::events;
 use stowage_model::time::UnixMillis;
 use stowage_planner::Effort;
+use stowage_runtime::clock;
+use stowage_runtime::sync::lock;
 
-use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::disruption_metrics;
@@ -23,7 +24,6 @@ use crate::decisions::disruption::simulated_removal::Simulator;
 use crate::decisions::disruption::verdicts::{Reports, Verdict};
 use crate::decisions::last_decisions::LastConsolidation;
 use crate::state::pool_types::ReadyPool;
-use crate::sync::lock;
 
 /// After this time nothing more is simulated: the best set so far is removed.
 const MAX_TIME: Duration = Duration::from_secs(30);

@@ -9,8 +9,8 @@ use kube::ResourceExt;
 use stowage_api::NodeClaim;
 use stowage_model::events;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::context::{Context, pod_reference};
 use crate::controllers::deletion::delete_claim_or_log;
 use crate::controllers::event_queue::EventQueue;

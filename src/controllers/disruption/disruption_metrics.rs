@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use stowage_runtime::telemetry::controllers::ControllerMetrics;
+
 use crate::controllers::context::Context;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::state::object_ext::ObjectExt;
-use crate::telemetry::controllers::ControllerMetrics;
 
 /// Karpenter's types of consolidation.
 const EMPTY: &str = "empty";

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stowage_model::units::MicroUsd;
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat;
 
-use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::simulated_removal::least_cost;
-use crate::sync::heartbeat;
 
 /// How often the bound is computed at most.
 const PERIOD: Duration = Duration::from_secs(20);
@@ -47,11 +47,11 @@ fn show(ctx: &Context, bound: Option<MicroUsd>) {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::decisions::placement::mode::PlacementMode;
     use crate::test_support::kubernetes::FakeApi;
-    use crate::test_support::objects;
     use crate::test_support::scripted_cloud::FakeCloud;
 
     #[tokio::test]

@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use stowage_model::time::UnixMillis;
 use stowage_planner::Effort;
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat;
 use tokio::task::spawn_blocking;
 
-use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::disruption_metrics;
@@ -20,7 +21,6 @@ use crate::decisions::disruption::outdated_replacement::{OutdatedAttempt, Outdat
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::simulated_removal::{SimulatedRemoval, Simulator};
 use crate::state::pool_types::ReadyPool;
-use crate::sync::heartbeat;
 
 /// Moves whose sources are to be replaced now for this reason, within the budgets of their pools.
 pub async fn choose(

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::sync::{heartbeat, lock};
 
-use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::report_only::ReportOnly;
@@ -25,7 +26,6 @@ use crate::decisions::lifecycle::expiration::next_replaced_from;
 use crate::decisions::staleness::Removal;
 use crate::decisions::static_pools::rollout::replaceable;
 use crate::state::pool_types::ReadyPool;
-use crate::sync::{heartbeat, lock};
 
 const PACE: Pace = Pace { debounce: Duration::from_secs(1), resync: Duration::from_secs(10) };
 /// A pass that began nothing is followed by this multiple of its time without one, at most for the maximum: a busy cluster changes always.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use kube::ResourceExt;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::lock;
 
 use crate::controllers::context::Context;
 use crate::controllers::event_queue::EventQueue;
@@ -13,7 +14,6 @@ use crate::decisions::disruption::verdicts::{Reports, Verdict};
 use crate::decisions::lifecycle::expiration::expired;
 use crate::decisions::lifecycle::node_repair::repairs;
 use crate::state::pool_types::ReadyPool;
-use crate::sync::lock;
 
 /// Claims that a log line names.
 const MAX_LOGGED: usize = 20;

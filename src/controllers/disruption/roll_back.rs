@@ -7,8 +7,9 @@ use futures::{StreamExt, stream};
 use kube::ResourceExt;
 use serde_json::json;
 use stowage_model::events;
+use stowage_runtime::clock;
+use stowage_runtime::sync::lock;
 
-use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::deletion::request_deletion;
 use crate::controllers::disruption::disruption_metrics::{self, Removed};
@@ -17,7 +18,6 @@ use crate::decisions::disruption::progress::Progress;
 use crate::decisions::provisioning::plan_changes::{claims_with, without_pods};
 use crate::state::object_ext::NodeClaimExt;
 use crate::state::pods::PodRecord;
-use crate::sync::lock;
 
 /// Claims that are written concurrently.
 const CONCURRENCY: usize = 16;

@@ -11,8 +11,9 @@ use kube::ResourceExt;
 use stowage_api::conditions::{Conditions, Status};
 use stowage_api::{NodeClaim, conditions};
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat;
 
-use crate::clock;
 use crate::controllers::condition_writer::write_condition;
 use crate::controllers::context::{Context, ignore_not_found, is_conflict};
 use crate::controllers::deletion::delete_claim;
@@ -25,7 +26,6 @@ use crate::decisions::disruption::marked::{MarkedNodes, unreported_reasons};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::staleness::Removal;
 use crate::state::pool_types::ReadyPool;
-use crate::sync::heartbeat;
 
 /// How often empty nodes are evaluated.
 const PERIOD: Duration = Duration::from_secs(1);

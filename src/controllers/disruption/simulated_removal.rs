@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use stowage_model::time::UnixMillis;
 use stowage_model::units::MicroUsd;
 use stowage_planner::Effort;
+use stowage_runtime::sync::lock;
+use stowage_runtime::sync::panics::catch;
 
 use crate::controllers::context::Context;
 use crate::controllers::disruption::run::choose_empty;
@@ -15,8 +17,6 @@ use crate::decisions::disruption::outdated::next_to_replace;
 use crate::decisions::disruption::simulated_removal::{SimulatedRemoval, Simulator, offers_all_pools};
 use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::SnapshotRequest;
-use crate::sync::lock;
-use crate::sync::panics::catch;
 
 /// Effort of the plans, which are only compared with each other.
 const EFFORT: Effort = Effort::Quick;

@@ -7,8 +7,8 @@ use futures::{StreamExt, stream};
 use stowage_model::events;
 use stowage_model::events::DeclaredEvent;
 use stowage_planner::Plan;
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::disruption_metrics::{self, Removed};

@@ -7,8 +7,8 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use stowage_model::{events, labels};
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found, pod_reference};
 use crate::decisions::disruption::surge::{Surging, to_return};
 use crate::decisions::staleness::Removal;

@@ -1,9 +1,9 @@
 use serde_json::json;
+use stowage_test_objects::node_class;
 
 use super::*;
 use crate::test_support::failures::{World, first_turn};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::node_class;
 
 fn world() -> World {
     let api = FakeApi::default();

@@ -7,16 +7,16 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use futures::FutureExt;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat;
 use tokio::sync::Notify;
 
-use crate::clock;
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::placement::extender_view::ViewCache;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::extender::View;
 use crate::state::Cluster;
-use crate::sync::heartbeat;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
 /// How often the view is updated while nobody asks for it: three times in [`crate::extender::DEFAULT_MAX_AGE`].
@@ -73,9 +73,10 @@ pub async fn run(
 
 #[cfg(test)]
 mod tests {
+    use stowage_runtime::sync::panics::catch;
+
     use super::*;
     use crate::extender::ViewInput;
-    use crate::sync::panics::catch;
 
     #[test]
     fn after_a_panic_the_view_restrains_no_pod() {

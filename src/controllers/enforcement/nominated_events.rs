@@ -7,14 +7,14 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt;
 use stowage_model::events;
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat;
 
-use crate::clock;
 use crate::controllers::context::{Context, pod_reference};
 use crate::decisions::provisioning::unschedulable::in_turns;
 use crate::state::ClusterState;
 use crate::state::plan_record::Holds;
 use crate::state::pool_types::offering_of;
-use crate::sync::heartbeat;
 
 const PERIOD: Duration = Duration::from_secs(1);
 /// Maximum number of pods that are reported in a [`PERIOD`]: the plans of a burst have thousands, and their NodeClaims name them, too.
@@ -81,9 +81,9 @@ mod tests {
     use serde_json::json;
     use stowage_model::labels;
     use stowage_model::time::UnixMillis;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     fn state(pods: &[(&str, &str)]) -> ClusterState {
         let mut state = ClusterState::default();

@@ -11,8 +11,8 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found, is_conflict, is_not_found};
 use crate::controllers::provisioning::plan_writer::withdraw;
 use crate::controllers::run_loop::{Pace, RunLoop};

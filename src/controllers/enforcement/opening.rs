@@ -8,8 +8,8 @@ use kube::ResourceExt;
 use serde_json::json;
 use stowage_api::NodeClaim;
 use stowage_model::labels;
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::enforcement::nominations::nominate;
 use crate::decisions::lifecycle::initialization::uninitialized_reason;

@@ -12,8 +12,8 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::placement::planned_taint::{Admission, Change, PlannedTaints, TaintActions, closed_for_moves};

@@ -8,11 +8,13 @@ use std::time::Duration;
 use futures::stream::{self, StreamExt};
 use kube::ResourceExt;
 use stowage_api::NodeClaim;
+use stowage_cloud::{CloudError, Message, MessageKind};
 use stowage_model::events;
 use stowage_model::events::{DeclaredEvent, EventSpec};
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat;
+use stowage_runtime::sync::lock;
 
-use crate::clock;
-use crate::cloud::{CloudError, Message, MessageKind};
 use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::mark;
@@ -24,8 +26,6 @@ use crate::decisions::interruption::confirmation::Confirmation;
 use crate::decisions::interruption::response::{InterruptionAction, action, claim_of, kind_label};
 use crate::decisions::rate_cap::RateCap;
 use crate::state::object_ext::NodeClaimExt;
-use crate::sync::heartbeat;
-use crate::sync::lock;
 
 /// First and longest wait after a failed read of the queue; the wait doubles.
 const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));

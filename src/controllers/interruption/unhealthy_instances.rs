@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use kube::ResourceExt;
 use stowage_api::NodeClaim;
+use stowage_cloud::CloudError;
 use stowage_model::events;
 use stowage_model::instance_health::{Unhealthy, UnhealthyTracker};
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat;
 
-use crate::clock;
-use crate::cloud::CloudError;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::expel;
 use crate::controllers::disruption::mark::mark;
 use crate::decisions::interruption::health_response::{HealthAction, action, reason, with_claims};
-use crate::sync::heartbeat;
 
 /// How often the cloud is queried.
 const PERIOD: Duration = Duration::from_mins(1);

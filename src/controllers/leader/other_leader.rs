@@ -4,9 +4,9 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use stowage_model::events;
+use stowage_runtime::clock;
 use tokio::sync::watch::Receiver;
 
-use crate::clock;
 use crate::controllers::context::reference;
 use crate::controllers::event_recorder::EventRecorder;
 use crate::controllers::leader::other_leaders::OtherLeader;

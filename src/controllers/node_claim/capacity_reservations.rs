@@ -11,13 +11,13 @@ use stowage_model::events;
 use stowage_model::labels;
 use stowage_model::offering::CapacityType;
 use stowage_model::reservation::RESERVATION_LABELS;
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat;
 
-use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::disruption::mark::mark;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::lifecycle::capacity_reservations::{Demotions, demoted, expiring, has_reserved};
-use crate::sync::heartbeat;
 
 /// How often instances are compared with their labels.
 const PERIOD: Duration = Duration::from_mins(1);

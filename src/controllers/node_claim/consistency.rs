@@ -9,12 +9,12 @@ use kube::ResourceExt;
 use stowage_api::conditions::Conditions;
 use stowage_api::{NodeClaim, conditions};
 use stowage_model::events;
+use stowage_runtime::sync::heartbeat;
 
 use crate::controllers::condition_writer::write_condition;
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::decisions::lifecycle::consistency::issues;
 use crate::state::object_ext::NodeClaimExt;
-use crate::sync::heartbeat;
 
 /// How often every node is compared.
 const PERIOD: Duration = Duration::from_mins(10);

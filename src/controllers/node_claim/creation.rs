@@ -118,13 +118,13 @@ mod tests {
 
     use serde_json::json;
     use stowage_model::labels;
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::decisions::placement::mode::PlacementMode;
     use crate::test_support::failures::outcome;
     use crate::test_support::kubernetes::object_store::{Key, Refusal};
     use crate::test_support::kubernetes::{FakeApi, Fault, Recorded};
-    use crate::test_support::objects;
     use crate::test_support::scripted_cloud::FakeCloud;
 
     fn claim(pods: &str) -> NodeClaim {

@@ -9,8 +9,8 @@ use stowage_api::conditions::Conditions;
 use stowage_api::{NodeClaim, conditions};
 use stowage_model::time::UnixMillis;
 use stowage_model::{events, labels};
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::condition_writer::write_condition;
 use crate::controllers::context::{Context, is_not_found, pod_reference};
 use crate::controllers::disruption::taint::taint;

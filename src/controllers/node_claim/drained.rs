@@ -5,8 +5,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use stowage_api::NodeClaim;
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::node_claim::claim_metrics;
 use crate::decisions::termination::deadlines::termination_deadline;

@@ -10,10 +10,10 @@ use kube::ResourceExt;
 use serde_json::json;
 use stowage_api::NodeClaim;
 use stowage_api::conditions::{DRIFTED, Status};
+use stowage_cloud::{Drift, NodeClassCloud};
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
 
-use crate::clock;
-use crate::cloud::{Drift, NodeClassCloud};
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::run_loop::{Pace, RunLoop};
@@ -106,9 +106,9 @@ mod write_tests;
 mod tests {
     use stowage_api::conditions;
     use stowage_model::events;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn the_condition_is_set_keeps_its_transition_time_and_is_cleared() {

@@ -6,15 +6,15 @@ use std::time::Duration;
 use kube::ResourceExt;
 use stowage_model::events;
 use stowage_model::pause::Pause;
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat;
 
-use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim_or_log;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::expiration::expired;
 use crate::decisions::staleness::Removal;
-use crate::sync::heartbeat;
 
 /// Shortest and longest wait between two passes.
 const PERIOD: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));

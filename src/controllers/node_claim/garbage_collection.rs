@@ -6,9 +6,10 @@ use std::time::Duration;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use stowage_api::NodeClaim;
+use stowage_cloud::{Cloud, CloudError, Instance};
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat;
 
-use crate::clock;
-use crate::cloud::{Cloud, CloudError, Instance};
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::{delete_claim_or_log, delete_node, release_node};
@@ -17,7 +18,6 @@ use crate::decisions::lifecycle::garbage::{Garbage, confirmed, max_terminations,
 use crate::decisions::staleness::Removal;
 use crate::state::Cluster;
 use crate::state::object_ext::ObjectExt;
-use crate::sync::heartbeat;
 
 /// Values of the metric label `kind`.
 pub const INSTANCE: &str = "instance";

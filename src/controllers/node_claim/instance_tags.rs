@@ -9,14 +9,14 @@ use futures::StreamExt;
 use kube::ResourceExt;
 use serde_json::json;
 use stowage_api::NodeClaim;
+use stowage_cloud::{CloudError, InstanceTagging, Untagged};
 use stowage_model::labels;
+use stowage_runtime::sync::heartbeat;
 
-use crate::cloud::{CloudError, InstanceTagging, Untagged};
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::state::ClusterState;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
-use crate::sync::heartbeat;
 
 const PACE: Pace = Pace { debounce: Duration::from_secs(1), resync: Duration::from_secs(10) };
 
@@ -71,8 +71,9 @@ mod write_tests;
 
 #[cfg(test)]
 mod tests {
+    use stowage_test_objects as objects;
+
     use super::*;
-    use crate::test_support::objects;
 
     fn claim(name: &str, annotations: serde_json::Value, node: Option<&str>, deleting: bool) -> NodeClaim {
         let deletion = deleting.then_some("2026-01-01T00:00:00Z");

@@ -10,6 +10,10 @@ use serde_json::json;
 use stowage_api::conditions::LAUNCHED;
 use stowage_api::launch_group::{LaunchGroup, named};
 use stowage_api::{Ec2NodeClass, NodeClaim};
+use stowage_cloud::{
+    Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, NodeClassCloud, Override, ReservedIn,
+    without_encoded_details,
+};
 use stowage_model::events;
 use stowage_model::events::DeclaredEvent;
 use stowage_model::labels;
@@ -17,12 +21,8 @@ use stowage_model::offering::{Catalog, InstanceType};
 use stowage_model::resources::{EFA, Resources};
 use stowage_model::time::UnixMillis;
 use stowage_model::units::MicroUsd;
+use stowage_runtime::clock;
 
-use crate::clock;
-use crate::cloud::{
-    Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, NodeClassCloud, Override, ReservedIn,
-    without_encoded_details,
-};
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, single_values};
 use crate::controllers::node_claim::claim_metrics::preset_registered;

@@ -11,9 +11,11 @@ use stowage_api::NodeClaim;
 use stowage_model::events;
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::sync::panics::catch_async;
+use stowage_runtime::sync::{heartbeat, lock};
 use tokio::task::JoinSet;
 
-use crate::clock;
 use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::deletion::{delete_claim_or_log, delete_node, request_deletion};
 use crate::controllers::enforcement::opening::{Opening, open};
@@ -34,8 +36,6 @@ use crate::decisions::lifecycle::next_step::{REGISTRATION_TIMEOUT, Step, is_over
 use crate::decisions::staleness::Removal;
 use crate::decisions::termination::detachment::{Detachment, detachment};
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
-use crate::sync::panics::catch_async;
-use crate::sync::{heartbeat, lock};
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
 /// Wait between two passes over a claim that waits for something outside, such as a drain.

@@ -7,10 +7,10 @@ use futures::{StreamExt, stream};
 use kube::ResourceExt;
 use serde_json::json;
 use stowage_model::labels;
+use stowage_runtime::sync::heartbeat;
 
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::decisions::node_prices::{DuePrice, due};
-use crate::sync::heartbeat;
 
 const PERIOD: Duration = Duration::from_secs(10);
 /// Nodes whose price is written in one pass, and of these concurrently: those of a cluster that is taken over have none.

@@ -10,8 +10,8 @@ use stowage_api::conditions::Conditions;
 use stowage_api::{NodeClaim, conditions};
 use stowage_model::events;
 use stowage_model::labels;
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::condition_writer::{ConditionWriter, write_condition};
 use crate::controllers::context::{Context, single_values};
 use crate::controllers::node_claim::{claim_metrics, consistency};

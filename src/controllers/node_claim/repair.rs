@@ -6,8 +6,9 @@ use std::time::Duration;
 use kube::ResourceExt;
 use stowage_model::events;
 use stowage_model::pause::Pause;
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat;
 
-use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::expel;
@@ -17,7 +18,6 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::node_repair::{Repair, repairs};
 use crate::decisions::staleness::Removal;
 use crate::state::object_ext::ObjectExt;
-use crate::sync::heartbeat;
 
 /// A pass without unhealthy nodes costs nothing.
 const PACE: Pace = Pace { debounce: Duration::from_millis(1), resync: Duration::from_secs(5) };

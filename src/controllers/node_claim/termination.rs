@@ -8,9 +8,9 @@ use kube::ResourceExt;
 use stowage_api::conditions::Conditions;
 use stowage_api::launch_group::left_behind;
 use stowage_api::{NodeClaim, conditions};
+use stowage_cloud::CloudError;
 use stowage_model::labels;
 
-use crate::cloud::CloudError;
 use crate::controllers::condition_writer::write_condition;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::{release_claim, release_node};

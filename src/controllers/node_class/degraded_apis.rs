@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use stowage_cloud::OptionalApi;
 use stowage_model::events::DeclaredEvent;
+use stowage_runtime::sync::heartbeat;
 
-use crate::cloud::OptionalApi;
 use crate::controllers::context::Context;
-use crate::sync::heartbeat;
 
 /// How often the cloud is queried.
 const PERIOD: Duration = Duration::from_secs(5);

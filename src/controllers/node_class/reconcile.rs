@@ -11,13 +11,13 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use stowage_api::conditions;
 use stowage_api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim, NodePool};
+use stowage_cloud::{CloudError, NodeClassCloud, Resolution, Verdict};
 use stowage_model::events;
 use stowage_model::events::DeclaredEvent;
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
 
-use crate::clock;
-use crate::cloud::{CloudError, NodeClassCloud, Resolution, Verdict};
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, ignore_not_found, is_conflict, is_not_found, reference};
 use crate::controllers::run_loop::{Pace, RunLoop};

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stowage_model::events;
+use stowage_runtime::sync::heartbeat;
 
 use crate::controllers::context::{Context, reference};
 use crate::controllers::provisioning::claim_template::claim_of_template;
 use crate::state::claim_offers::offers;
 use crate::state::pool_types::ReadyPool;
-use crate::sync::heartbeat;
 
 const PERIOD: Duration = Duration::from_mins(1);
 
@@ -42,9 +42,9 @@ mod tests {
     use serde_json::{Value, json};
     use stowage_model::labels;
     use stowage_model::offering::Catalog;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     fn note_of(requirements: &Value, available: bool) -> Option<&'static str> {
         let mut catalog = Catalog::clone(&objects::catalog());

@@ -14,8 +14,9 @@ use stowage_model::events::DeclaredEvent;
 use stowage_model::labels;
 use stowage_model::resources::Resources;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::sync::lock;
 
-use crate::clock;
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, ignore_not_found, reference};
 use crate::controllers::run_loop::{Pace, RunLoop};
@@ -25,7 +26,6 @@ use crate::state::ClusterState;
 use crate::state::claim_index::Usage;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::pool_types::InstanceTypes;
-use crate::sync::lock;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(500), resync: Duration::from_secs(5) };
 

@@ -11,11 +11,11 @@ use stowage_model::events;
 use stowage_model::events::EventSpec;
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat;
 
-use crate::clock;
 use crate::controllers::context::{Context, reference};
 use crate::state::ClusterState;
-use crate::sync::heartbeat;
 
 /// How often the cloud is queried.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -89,9 +89,9 @@ mod write_tests;
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn only_pools_that_may_have_nodes_in_the_zone_are_affected() {

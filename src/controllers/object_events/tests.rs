@@ -1,8 +1,8 @@
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
+use stowage_test_objects as objects;
 
 use super::*;
-use crate::test_support::objects;
 
 const AT: &str = "2026-01-01T00:00:00Z";
 

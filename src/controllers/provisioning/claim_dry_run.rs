@@ -7,8 +7,8 @@ use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use stowage_api::NodeClaim;
 use stowage_planner::Plan;
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::context::{Context, is_rejection};
 use crate::controllers::provisioning::claim_template::claim_of;
 use crate::state::pool_types::ReadyPool;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use stowage_model::events;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::lock;
 
 use crate::controllers::context::{Context, pod_reference, reference};
 use crate::decisions::provisioning::purchase_backoff::PurchaseInVain;
-use crate::sync::lock;
 
 /// Maximum number of pods that one pass emits events and log lines for.
 const MAX_EVENTS: usize = 50;

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use kube::ResourceExt;
 use stowage_planner::{ColumnCache, Plan, PodEntry, Problem};
+use stowage_runtime::clock;
+use stowage_runtime::sync::{heartbeat, lock};
 
-use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::provisioning::claim_dry_run::accepts_plan;
 use crate::decisions::provisioning::culprit_search::CulpritSearch;
 use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::{Snapshot, SnapshotRequest};
-use crate::sync::{heartbeat, lock};
 
 /// The planner, or a test's substitute for it.
 pub type Planner = fn(&Problem, &ColumnCache) -> Plan;

@@ -11,8 +11,9 @@ use serde_json::json;
 use stowage_api::launch_group;
 use stowage_model::time::UnixMillis;
 use stowage_planner::{ExistingNodePlacement, Plan, PlannedNode};
+use stowage_runtime::clock;
+use stowage_runtime::sync::lock;
 
-use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::{Context, ignore_not_found, is_rejection};
 use crate::controllers::node_claim::creation::create_all;
@@ -25,7 +26,6 @@ use crate::decisions::provisioning::plan_changes::{
 use crate::state::plan_record::MoveTerms;
 use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::Snapshot;
-use crate::sync::lock;
 
 /// NodeClaims that are patched concurrently.
 const CONCURRENCY: usize = 16;

@@ -10,14 +10,14 @@ use stowage_model::events::DeclaredEvent;
 use stowage_model::time::UnixMillis;
 use stowage_model::{events, labels};
 use stowage_planner::{Plan, Unschedulable};
+use stowage_runtime::clock;
+use stowage_runtime::sync::heartbeat;
 
-use crate::clock;
 use crate::controllers::context::{Context, pod_reference, reference};
 use crate::decisions::provisioning::unschedulable::UnschedulablePods;
 use crate::state::protections::is_invalid;
 use crate::state::snapshot::Snapshot;
 use crate::state::{ClusterState, PodRecord};
-use crate::sync::heartbeat;
 
 /// How often pods are looked through for what is reported.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -174,9 +174,9 @@ fn reason_of(failed: &Unschedulable, no_pools: bool) -> &str {
 mod tests {
     use serde_json::json;
     use stowage_model::time::UnixMillis;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn a_pod_that_waits_with_an_invalid_spec_is_reported_with_the_error() {

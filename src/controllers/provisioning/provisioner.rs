@@ -6,8 +6,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use stowage_planner::{ColumnCache, Plan, plan};
+use stowage_runtime::clock;
+use stowage_runtime::sync::lock;
+use stowage_runtime::sync::panics::catch;
 
-use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::provisioning::in_vain::report_in_vain;
 use crate::controllers::provisioning::isolation;
@@ -28,8 +30,6 @@ use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::decisions::provisioning::unschedulable::UnschedulablePods;
 use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::Snapshot;
-use crate::sync::lock;
-use crate::sync::panics::catch;
 
 /// Labels of counters without labels.
 const NONE: [&str; 0] = [];

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use stowage_model::events;
 use stowage_model::pod_class::PodClass;
 use stowage_planner::PodEntry;
+use stowage_runtime::clock;
+use stowage_runtime::sync::lock;
 
-use crate::clock;
 use crate::controllers::context::{Context, pod_reference};
 use crate::decisions::provisioning::quarantine::Cause;
-use crate::sync::lock;
 
 /// Maximum number of pods that one plan emits events for.
 const MAX_EVENTS: usize = 50;

@@ -10,8 +10,8 @@ use kube::{Api, ResourceExt};
 use stowage_model::events;
 use stowage_model::time::UnixMillis;
 use stowage_planner::{Plan, PlannedNode};
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::context::{Context, reference};
 use crate::controllers::provisioning::claim_dry_run::accepts;
 use crate::controllers::provisioning::claim_template::claim_without_pods;

@@ -9,14 +9,14 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt;
 use stowage_model::events;
 use stowage_planner::{ColumnCache, PodEntry};
+use stowage_runtime::clock;
+use stowage_runtime::sync::lock;
 
-use crate::clock;
 use crate::controllers::context::{Context, reference};
 use crate::controllers::provisioning::isolation::{Planner, plan};
 use crate::decisions::provisioning::culprit_search::{CulpritSearch, Verdict};
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::state::snapshot::{NodeUse, Snapshot};
-use crate::sync::lock;
 
 /// Maximum number of plans that one pass makes in search of NodePools, nodes and DaemonSets.
 pub const MAX_TRIALS: usize = 32;

@@ -8,8 +8,8 @@ use kube::ResourceExt;
 use stowage_api::launch_group;
 use stowage_api::{NodeClaim, NodePool};
 use stowage_model::events;
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::{Context, is_rejection, reference};
 use crate::controllers::node_claim::creation::create_all;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
 use stowage_api::NodePool;
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::disruption_metrics::{self, Removed};

@@ -7,8 +7,8 @@ use futures::{StreamExt, stream};
 use kube::ResourceExt;
 use stowage_api::NodePool;
 use stowage_model::events;
+use stowage_runtime::clock;
 
-use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::{Context, reference};
 use crate::controllers::deletion::request_deletion;

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
+use stowage_test_objects as objects;
 
 use super::*;
-use crate::test_support::objects;
 
 /// The claim `c` with this metadata, and its node x.
 fn state(meta: &Value, spec: &Value) -> ClusterState {

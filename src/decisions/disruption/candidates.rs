@@ -127,9 +127,9 @@ pub fn pods_to_reschedule(state: &ClusterState, holds: &Holds, claim: &NodeClaim
 mod tests {
     use serde_json::json;
     use stowage_model::labels;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn a_pool_with_nodes_is_blocked_by_a_budget_that_allows_none_of_them() {

@@ -79,9 +79,9 @@ fn is_consolidatable(state: &ClusterState, facts: &NodeFacts, now: UnixMillis) -
 mod tests {
     use serde_json::json;
     use stowage_model::labels;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
     use crate::test_support::small_cluster::{NOW, SmallCluster};
 
     const SECOND: Duration = Duration::from_secs(1);

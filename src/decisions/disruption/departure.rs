@@ -103,10 +103,10 @@ fn step(
 mod tests {
     use serde_json::json;
     use stowage_model::labels;
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::decisions::holds::resolve;
-    use crate::test_support::objects;
 
     fn claim(name: &str, id: &str, initialized: bool, annotations: &serde_json::Value) -> NodeClaim {
         let status = objects::launched(id, if initialized { &["Initialized"] } else { &[] });

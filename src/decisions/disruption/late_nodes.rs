@@ -45,9 +45,9 @@ pub fn pools_with_late_nodes(state: &ClusterState, now: UnixMillis) -> BTreeMap<
 mod tests {
     use serde_json::json;
     use stowage_model::labels;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     const NOW: UnixMillis = UnixMillis(10_000_000);
 

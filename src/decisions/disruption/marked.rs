@@ -116,10 +116,10 @@ fn has_stray_mark(claim: &NodeClaim) -> bool {
 mod tests {
     use serde_json::json;
     use stowage_model::labels;
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::decisions::holds::resolve;
-    use crate::test_support::objects;
 
     /// The claim `c` with this mark, its node with this taint, and a pod if it is `occupied`.
     fn state(mark: Option<&str>, taint: &str, occupied: bool) -> ClusterState {

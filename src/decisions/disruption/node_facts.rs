@@ -176,9 +176,9 @@ impl FactsCache {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
     use crate::test_support::small_cluster::{NOW, SmallCluster};
 
     /// The facts of a cache that was up to date before `change`, which equal those of a new one.

@@ -1,8 +1,8 @@
 use serde_json::{Value, json};
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::test_support::history::{self, History};
-use crate::test_support::objects;
 
 const LATER: &str = "2030-01-01T00:00:00Z";
 

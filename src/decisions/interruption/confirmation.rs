@@ -89,9 +89,9 @@ pub fn warned_per_minute(kind: MessageKind, claims: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn ec2_confirms_that_an_instance_ends_and_has_a_minute_to_notice() {

@@ -63,9 +63,9 @@ pub fn action(claim: &NodeClaim, unhealthy: &Unhealthy, now: UnixMillis) -> Opti
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     fn claim(annotations: &serde_json::Value, deleting: bool) -> NodeClaim {
         let deletion = deleting.then_some("2026-01-01T00:00:00Z");

@@ -70,9 +70,9 @@ pub fn kind_label(kind: MessageKind) -> &'static str {
 mod tests {
     use kube::ResourceExt;
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn every_kind_of_message_has_its_action_and_disruptions_are_counted_under_its_name() {

@@ -89,9 +89,9 @@ mod tests {
     use k8s_openapi::api::core::v1::Node;
     use serde_json::json;
     use stowage_model::reservation::{ReservationKind, ReservedIn};
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     fn instance(id: &str, capacity_type: CapacityType) -> Instance {
         let reserved = ReservedIn { id: "cr-1".into(), kind: ReservationKind::OnDemand };

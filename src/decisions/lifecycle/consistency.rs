@@ -39,9 +39,9 @@ pub fn shape_issues(claim: &NodeClaim, node: &Node) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn a_node_with_less_than_nine_tenths_of_a_requested_resource_is_inconsistent() {

@@ -81,8 +81,9 @@ impl DriftHash {
 
 #[cfg(test)]
 mod tests {
+    use stowage_test_objects as objects;
+
     use super::*;
-    use crate::test_support::objects;
 
     const KEY: &str = "example.com/hash";
     const VERSION_KEY: &str = "example.com/hash-version";

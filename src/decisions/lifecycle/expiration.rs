@@ -61,9 +61,9 @@ pub fn expired(state: &ClusterState, now: UnixMillis) -> (Vec<Arc<NodeClaim>>, O
 mod tests {
     use kube::ResourceExt;
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     fn claim(name: &str, expire_after: &str, deleting: bool) -> NodeClaim {
         let deletion = deleting.then_some("1970-01-01T00:00:30Z");

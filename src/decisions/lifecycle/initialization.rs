@@ -36,9 +36,9 @@ pub fn uninitialized_reason(claim: &NodeClaim, node: &Node) -> Option<&'static s
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn a_node_is_complete_without_startup_taints_and_with_every_requested_resource() {

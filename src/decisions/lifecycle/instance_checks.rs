@@ -37,9 +37,9 @@ impl InstanceChecks {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn an_instance_is_looked_up_every_five_seconds_while_its_node_is_not_ready() {

@@ -128,9 +128,9 @@ mod tests {
     use std::time::Duration;
 
     use serde_json::{Value, json};
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     const NOW: UnixMillis = UnixMillis(1_800_000_000_000);
     const MINUTE: Duration = Duration::from_mins(1);

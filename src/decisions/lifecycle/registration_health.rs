@@ -119,9 +119,9 @@ impl RegistrationHealth {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     fn pool(generation: i64, status: Option<(&str, i64)>) -> NodePool {
         let status = status.map(|(status, class)| {

@@ -186,10 +186,11 @@ mod tests {
     use k8s_openapi::api::core::v1::Node;
     use serde_json::json;
     use stowage_model::labels;
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::decisions::holds::resolve;
-    use crate::test_support::{objects, state_with_planned_pod};
+    use crate::test_support::state_with_planned_pod;
 
     fn hold(end: HoldEnd) -> EndedHold {
         EndedHold { claim: "c".into(), pod: "n/a".into(), end }

@@ -86,10 +86,11 @@ fn can_open(claim: &NodeClaim, node: &Node) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::decisions::holds::resolve;
-    use crate::test_support::{objects, state_with_planned_pod};
+    use crate::test_support::state_with_planned_pod;
 
     const CREATED: UnixMillis = UnixMillis(1_000_000);
 

@@ -95,11 +95,11 @@ fn settled<'a>(state: &'a ClusterState, claim: &str, now: UnixMillis) -> Option<
 mod tests {
     use serde_json::{Value, json};
     use stowage_model::labels;
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::decisions::holds::resolve;
     use crate::decisions::placement::planned_taint::planned_taint;
-    use crate::test_support::objects;
 
     /// The claim c, whose node was initialized at the epoch, with a hold for each of these pods, and the pods with their patches.
     fn state(pods: &[(&str, Value)]) -> ClusterState {

@@ -66,9 +66,9 @@ fn accept(terms: &[NodeTerm], zone: &str) -> bool {
 mod tests {
     use serde_json::{Value, json};
     use stowage_model::time::UnixMillis;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     /// A node affinity with these alternatives: zones that each names, or excludes.
     fn affinity(terms: &[(&str, &[&str])]) -> Value {

@@ -122,12 +122,12 @@ mod tests {
     use serde_json::{Value, json};
     use stowage_model::labels;
     use stowage_planner::PlanSettings;
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::decisions::demand::demand;
     use crate::state::snapshot::{SnapshotRequest, take};
     use crate::state::snapshot_cache::SnapshotCache;
-    use crate::test_support::objects;
 
     const NOW: UnixMillis = UnixMillis(100_000);
 

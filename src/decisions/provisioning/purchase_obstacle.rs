@@ -213,9 +213,9 @@ impl Seen {
 mod tests {
     use serde_json::{Value, json};
     use stowage_model::time::UnixMillis;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     fn found(claim: &Value, node: &Value, running: &[(&str, &str)]) -> Obstacle {
         let state = state(claim, node, running);

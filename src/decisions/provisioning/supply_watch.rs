@@ -82,9 +82,9 @@ impl SupplyWatch {
 mod tests {
     use serde_json::{Value, json};
     use stowage_model::labels;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     fn pool(name: &str, generation: i64, limits: &Value, available: bool) -> ReadyPool {
         let mut offering = objects::offering("z", 1);

@@ -82,9 +82,9 @@ impl LaunchBackoff {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     fn state(claims: &[(&str, Value)]) -> ClusterState {
         let mut state = ClusterState::default();

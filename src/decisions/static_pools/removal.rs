@@ -76,10 +76,10 @@ fn harm(state: &ClusterState, holds: &Holds, claim: &NodeClaim, now: UnixMillis)
 mod tests {
     use serde_json::{Value, json};
     use stowage_model::labels;
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::decisions::holds::resolve;
-    use crate::test_support::objects;
 
     const NOW: UnixMillis = UnixMillis(1_800_000_000_000);
     const UP: &[&str] = &["Launched", "Registered", "Initialized"];

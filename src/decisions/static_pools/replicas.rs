@@ -106,10 +106,10 @@ mod tests {
     use serde_json::{Value, json};
     use stowage_model::labels;
     use stowage_model::time::UnixMillis;
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::decisions::disruption::move_record::MoveRecord;
-    use crate::test_support::objects;
 
     fn pool(spec: &Value) -> NodePool {
         objects::node_pool("p", &json!({"spec": spec, "status": {"conditions": objects::conditions_true(&["Ready"])}}))

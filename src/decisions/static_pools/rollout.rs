@@ -89,10 +89,10 @@ mod tests {
 
     use serde_json::{Value, json};
     use stowage_model::labels;
+    use stowage_test_objects as objects;
 
     use super::*;
     use crate::decisions::holds::resolve;
-    use crate::test_support::objects;
 
     /// The NodePool with this spec, and drifted nodes of it.
     fn state(spec: &Value, drifted: usize) -> ClusterState {

@@ -25,9 +25,9 @@ fn from_grace_period(claim: &NodeClaim) -> Option<UnixMillis> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     fn claim(annotations: &serde_json::Value) -> NodeClaim {
         let metadata =

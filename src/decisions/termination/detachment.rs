@@ -70,9 +70,9 @@ fn attached(state: &ClusterState, claim: &NodeClaim, node: &str, now: UnixMillis
 mod tests {
     use serde_json::{Value, json};
     use stowage_model::labels;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     const NOW: UnixMillis = UnixMillis(1_800_000_000_000);
 

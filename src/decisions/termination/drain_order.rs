@@ -108,9 +108,9 @@ fn next_deletion(waiting: &[&PodRecord], deadline: UnixMillis, now: UnixMillis) 
 mod tests {
     use serde_json::json;
     use stowage_model::labels;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     fn pod(name: &str, json: serde_json::Value) -> PodRecord {
         let mut all =

@@ -52,9 +52,9 @@ fn reason(state: &ClusterState, pod: &PodRecord, now: UnixMillis) -> Option<Stri
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     #[test]
     fn up_to_five_pods_are_named_with_the_reason() {

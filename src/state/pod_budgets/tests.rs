@@ -1,10 +1,10 @@
 use serde_json::{Value, json};
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::state::tables::ClusterState;
-use crate::test_support::objects;
 
 /// A budget for pods with the label app=web that allows this many disruptions.
 fn web(allowed: i32) -> Value {

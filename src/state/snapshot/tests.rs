@@ -5,9 +5,9 @@ use stowage_model::offering::{CapacityType, Catalog, InstanceType, Offering};
 use stowage_model::resources::Resources;
 use stowage_model::units::{Bytes, MicroUsd, Millicores};
 use stowage_planner::{ColumnCache, Tenure};
+use stowage_test_objects as objects;
 
 use super::*;
-use crate::test_support::objects;
 
 fn read<T: serde::de::DeserializeOwned>(object: &Value) -> T {
     serde_json::from_value(object.clone()).unwrap()

@@ -1,8 +1,8 @@
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::test_support::history::{self, History};
-use crate::test_support::objects;
 
 fn pod(json: serde_json::Value) -> Pod {
     serde_json::from_value(json).unwrap()

@@ -6,22 +6,21 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use stowage_api::parse_requirements;
 use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
+use stowage_cloud::ami_family::AmiFamily;
+use stowage_cloud::parsers::{UserDataInput, ignored_settings, queue_message, user_data};
 use stowage_model::offering::{CapacityType, Catalog, Offering};
 use stowage_model::quantity;
 use stowage_model::time::UnixMillis;
 use stowage_planner::PlanSettings;
+use stowage_test_objects as objects;
 
 use super::fuzz;
-use crate::cloud::ami_family::AmiFamily;
-use crate::cloud::ec2::bootstrap::user_data::{self, UserDataInput};
-use crate::cloud::ec2::interruption::messages;
 use crate::controllers::derived_state::DerivedState;
 use crate::decisions::placement::extender_view::ViewCache;
 use crate::extender::{self, FilterArgs, PreemptArgs};
 use crate::state::ClusterState;
 use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::SnapshotRequest;
-use crate::test_support::objects;
 use crate::test_support::state_with_planned_pod;
 use crate::webhook;
 use crate::webhook::rule_list::Rules;
@@ -75,7 +74,7 @@ fn quantities_times_and_durations() {
 
 #[test]
 fn messages_of_the_queue() {
-    fuzz("queue-messages", 1, |body| messages::parse(&String::from_utf8_lossy(body), None).is_ok());
+    fuzz("queue-messages", 1, |body| queue_message(&String::from_utf8_lossy(body), None).is_ok());
 }
 
 #[test]
@@ -98,8 +97,8 @@ fn user_data_of_every_family() {
             custom: Some(&custom),
             image_version: None,
         };
-        let made = AmiFamily::ALL.map(|family| user_data::user_data(family, &input).is_ok());
-        user_data::ignored_settings(&custom);
+        let made = AmiFamily::ALL.map(|family| user_data(family, &input).is_ok());
+        ignored_settings(&custom);
         made.iter().filter(|made| **made).count() == AmiFamily::ALL.len()
     });
 }

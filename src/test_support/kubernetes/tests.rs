@@ -2,9 +2,9 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{DeleteParams, ListParams, PatchParams, PostParams};
 use serde_json::json;
 use stowage_api::NodeClaim;
+use stowage_test_objects::{claim, node};
 
 use super::*;
-use crate::test_support::objects::{claim, node};
 
 fn labeled() -> kube::api::Patch<Value> {
     kube::api::Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}))

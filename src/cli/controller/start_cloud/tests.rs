@@ -1,8 +1,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use stowage_runtime::clock;
+use stowage_runtime::telemetry::Metrics;
+
 use super::*;
-use crate::clock;
-use crate::telemetry::Metrics;
 use crate::test_support::kubernetes::FakeApi;
 
 #[tokio::test]

@@ -6,10 +6,9 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use prometheus::Histogram;
+use stowage_runtime::telemetry::cloud_metrics::CloudMetrics;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
-
-use crate::telemetry::cloud_metrics::CloudMetrics;
 
 /// When a batch window closes.
 #[derive(Clone, Copy, Debug)]

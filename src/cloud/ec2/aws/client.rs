@@ -1,8 +1,8 @@
 //! The AWS clients, configured from the SDK's environment: `AWS_REGION`, `AWS_ENDPOINT_URL` (also per service), profiles, and the
 //! credential chain with IRSA and EKS Pod Identity.
 //!
-//! HTTP proxies of the environment are [honored](crate::cloud::ec2::aws::http_client). A call is attempted at most ten times, with jittered backoff up to 30 s, and every attempt passes the
-//! [rate limit](crate::cloud::ec2::aws::rate_limited_http).
+//! HTTP proxies of the environment are [honored](crate::ec2::aws::http_client). A call is attempted at most ten times, with jittered backoff up to 30 s, and every attempt passes the
+//! [rate limit](crate::ec2::aws::rate_limited_http).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use aws_smithy_runtime_api::client::orchestrator::OrchestratorError;
 use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_smithy_runtime_api::client::retries::classifiers::{ClassifyRetry, RetryAction};
 use stowage_model::launch_timing::LAUNCH_CALL_TIMEOUT;
+use stowage_runtime::telemetry::cloud_metrics::CloudMetrics;
 
-use crate::cloud::ec2::aws::http_client;
-use crate::cloud::ec2::aws::rate_limited_http::{CallGate, rate_limited};
-use crate::telemetry::cloud_metrics::CloudMetrics;
+use crate::ec2::aws::http_client;
+use crate::ec2::aws::rate_limited_http::{CallGate, rate_limited};
 
 /// Attempts per call, including the first.
 pub(crate) const ATTEMPTS: u32 = 10;
@@ -229,7 +229,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::cloud::ec2::aws::errors::{ApiError, Class};
+    use crate::ec2::aws::errors::{ApiError, Class};
     use crate::test_support::fake_aws;
 
     /// The URL of a server that stalls after the first byte of each response body.

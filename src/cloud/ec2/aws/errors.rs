@@ -208,7 +208,7 @@ fn with_causes(error: &dyn Error) -> String {
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-impl From<ApiError> for crate::cloud::CloudError {
+impl From<ApiError> for crate::CloudError {
     fn from(error: ApiError) -> Self {
         match error.class {
             Class::Throttled => Self::Throttled,

@@ -83,11 +83,11 @@ mod tests {
     use aws_config::timeout::TimeoutConfig;
     use aws_config::{BehaviorVersion, Region, SdkConfig};
     use aws_sdk_ec2::config::{Credentials, SharedCredentialsProvider};
+    use stowage_runtime::sync::lock;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::sync::lock;
     use crate::test_support::fake_aws;
 
     /// Reads the head of a request.

@@ -1,4 +1,4 @@
-//! An HTTP client that delays every request until the [rate limit](crate::cloud::ec2::aws::rate_limit) admits it, and counts requests by
+//! An HTTP client that delays every request until the [rate limit](crate::ec2::aws::rate_limit) admits it, and counts requests by
 //! EC2 action. Retries of the SDK pass it, too.
 
 use std::collections::BTreeMap;
@@ -11,10 +11,11 @@ use aws_smithy_runtime_api::client::http::{
     HttpClient, HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn,
 };
 use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
+use stowage_runtime::clock;
+use stowage_runtime::sync::{heartbeat, lock};
 
-use crate::cloud::ec2::aws::rate_limit;
-use crate::cloud::ec2::aws::rate_limit::Limits;
-use crate::sync::{heartbeat, lock};
+use crate::ec2::aws::rate_limit;
+use crate::ec2::aws::rate_limit::Limits;
 
 /// The rate limits of all clients, and the number of attempts by EC2 action.
 #[derive(Debug, Default)]
@@ -37,7 +38,7 @@ impl CallGate {
         *lock(&self.attempts).entry(action.to_owned()).or_default() += 1;
         match rate_limit::kind(action) {
             None => Duration::ZERO,
-            Some(kind) => lock(&self.limits).take(kind, crate::clock::now()),
+            Some(kind) => lock(&self.limits).take(kind, clock::now()),
         }
     }
 }

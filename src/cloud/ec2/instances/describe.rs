@@ -9,13 +9,13 @@ use stowage_model::offering::CapacityType;
 use stowage_model::reservation::{ReservationKind, ReservedIn};
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::ec2::aws::batcher::{BY_GROUP, BY_ID, BatchMetrics, Coalescer};
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::aws::filters::filter;
-use crate::cloud::ec2::tags::CLUSTER_TAG;
-use crate::cloud::ec2::tags::{CLAIM_TAG, LAUNCH_TAG};
-use crate::cloud::{Instance, InstanceState};
+use crate::ec2::aws::batcher::{BY_GROUP, BY_ID, BatchMetrics, Coalescer};
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::aws::filters::filter;
+use crate::ec2::tags::CLUSTER_TAG;
+use crate::ec2::tags::{CLAIM_TAG, LAUNCH_TAG};
+use crate::{Instance, InstanceState};
 
 /// States of instances that exist: all except `terminated`.
 const EXISTING: [&str; 5] = ["pending", "running", "stopping", "stopped", "shutting-down"];

@@ -6,17 +6,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::sync::lock;
 
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::instances::describe;
-use crate::cloud::ec2::instances::describe::{
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::ApiError;
+use crate::ec2::instances::describe;
+use crate::ec2::instances::describe::{
     Describer, Finder, InstanceFacts, Terminator, describer, finder, instance_id, terminator,
 };
-use crate::cloud::ec2::offerings::offering_store::OfferingStore;
-use crate::cloud::ec2::offerings::shifted_zones::zone_of;
-use crate::cloud::{CloudError, Instance, InstanceState, Override};
-use crate::sync::lock;
+use crate::ec2::offerings::offering_store::OfferingStore;
+use crate::ec2::offerings::shifted_zones::zone_of;
+use crate::{CloudError, Instance, InstanceState, Override};
 
 /// How long EC2 may omit an instance from its responses after the launch.
 const CONSISTENCY: Duration = Duration::from_mins(1);
@@ -106,7 +107,7 @@ impl InstanceStore {
 
     /// EC2 is not called about instances in zones with an active zonal shift.
     fn not_shifted(&self, provider_id: &str) -> Result<(), CloudError> {
-        let now = crate::clock::now();
+        let now = clock::now();
         match zone_of(provider_id).filter(|zone| self.offerings.shifts().is_shifted(zone, now)) {
             Some(zone) => {
                 Err(CloudError::Other(format!("zone {zone} has an active zonal shift, its instances are not changed")))
@@ -126,7 +127,7 @@ impl InstanceStore {
             let listed = lock(&self.state).listed.iter().find(|instance| instance.id == id).cloned();
             return listed.map(Some).ok_or(error);
         }
-        Ok(self.describe_id(id).await?.or_else(|| self.recent(id, crate::clock::now())))
+        Ok(self.describe_id(id).await?.or_else(|| self.recent(id, clock::now())))
     }
 
     async fn describe_id(&self, id: &str) -> Result<Option<Instance>, CloudError> {
@@ -157,7 +158,7 @@ impl InstanceStore {
     }
 
     async fn terminate_id(&self, id: &str) -> Result<bool, CloudError> {
-        let now = crate::clock::now();
+        let now = clock::now();
         let polled = lock(&self.state).terminating.get(id).copied();
         if polled.is_some_and(|polled| !polled.is_older_than(TERMINATION_POLL, now)) {
             return Ok(true);
@@ -229,7 +230,7 @@ impl InstanceStore {
 
     /// Adds the instances that match `filter` and that EC2 does not describe: recent launches, and instances in zones with an active zonal shift.
     fn with_hidden(&self, mut found: Vec<Instance>, filter: impl Fn(&Instance) -> bool) -> Vec<Instance> {
-        let now = crate::clock::now();
+        let now = clock::now();
         let (recent, listed): (Vec<Instance>, Vec<Instance>) = {
             let state = lock(&self.state);
             (state.recent.values().filter(|instance| is_recent(instance, now)).cloned().collect(), state.listed.clone())

@@ -5,10 +5,10 @@ use std::collections::{HashMap, HashSet};
 
 use aws_sdk_ec2::Client;
 
-use crate::cloud::ec2::aws::batcher::{BY_GROUP, BatchMetrics, Coalescer};
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::aws::filters::filter;
+use crate::ec2::aws::batcher::{BY_GROUP, BatchMetrics, Coalescer};
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::ApiError;
+use crate::ec2::aws::filters::filter;
 
 /// The call.
 pub const SPOT_REQUESTS: &str = "ec2:DescribeSpotInstanceRequests";
@@ -50,7 +50,7 @@ async fn interrupted(ec2: &Client, ids: &[String]) -> Result<HashSet<String>, Ap
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cloud::ec2::aws::errors::Class;
+    use crate::ec2::aws::errors::Class;
     use crate::test_support::fake_aws;
 
     #[tokio::test]

@@ -8,8 +8,8 @@ use aws_sdk_ec2::types::{Filter, InstanceStatus, InstanceStatusSummary, StatusTy
 use stowage_model::instance_health::{Category, Unhealthy};
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::aws::filters::filter;
+use crate::ec2::aws::errors::ApiError;
+use crate::ec2::aws::filters::filter;
 
 const STATUS: &str = "ec2:DescribeInstanceStatus";
 /// Time that a check must have failed to count.

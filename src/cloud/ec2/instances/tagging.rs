@@ -9,16 +9,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, stream};
+use stowage_runtime::clock;
+use stowage_runtime::sync::lock;
 
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::failing_apis::DegradedApis;
-use crate::cloud::ec2::instances::describe;
-use crate::cloud::ec2::instances::instance_store::InstanceStore;
-use crate::cloud::ec2::tags::CLAIM_TAG;
-use crate::cloud::ec2::tags::{CLUSTER_TAG, tags};
-use crate::cloud::{CloudError, OptionalApi, Untagged, without_encoded_details};
-use crate::sync::lock;
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::failing_apis::DegradedApis;
+use crate::ec2::instances::describe;
+use crate::ec2::instances::instance_store::InstanceStore;
+use crate::ec2::tags::CLAIM_TAG;
+use crate::ec2::tags::{CLUSTER_TAG, tags};
+use crate::{CloudError, OptionalApi, Untagged, without_encoded_details};
 
 /// Instances whose tags are read in one call: a small number, so that the tags are still current when the last of them is written.
 const READ_BATCH: usize = 10;
@@ -145,7 +146,7 @@ impl Tagger {
     /// The outcome of an instance that EC2 does not know: it is terminated, unless it was launched recently.
     fn record_absent(&self, id: &str) -> Result<(), CloudError> {
         self.record_tagged(id, Ok(()))?;
-        if self.instances.recent(id, crate::clock::now()).is_some() {
+        if self.instances.recent(id, clock::now()).is_some() {
             return Err(CloudError::Other(format!("EC2 does not know {id} yet, which it just launched")));
         }
         Ok(())

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::MessageKind;
+use crate::MessageKind;
 
 /// Maximum body in bytes, the former limit of SQS; events have a few kilobytes.
 const LARGEST_BODY: usize = 256 << 10;

@@ -11,14 +11,14 @@ use aws_sdk_sqs::types::{
     DeleteMessageBatchRequestEntry as Entry, Message as SqsMessage, MessageSystemAttributeName as Attribute,
 };
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::lock;
 use tracing::{debug, warn};
 
-use crate::cloud::Message;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::interruption::messages;
-use crate::cloud::ec2::interruption::messages::{Dropped, Event, EventKind, Origin};
-use crate::cloud::ec2::interruption::receipts::Receipts;
-use crate::sync::lock;
+use crate::Message;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::interruption::messages;
+use crate::ec2::interruption::messages::{Dropped, Event, EventKind, Origin};
+use crate::ec2::interruption::receipts::Receipts;
 
 const GET_QUEUE_URL: &str = "sqs:GetQueueUrl";
 const RECEIVE: &str = "sqs:ReceiveMessage";
@@ -180,7 +180,7 @@ impl Queue {
         let response = self.client.get_queue_url().queue_name(&self.name).send().await;
         let url = response.map_err(ApiError::of(GET_QUEUE_URL))?.queue_url.unwrap_or_default();
         if url.is_empty() {
-            return Err(crate::cloud::ec2::offerings::instance_types::unusable_response(GET_QUEUE_URL, "no URL"));
+            return Err(crate::ec2::offerings::instance_types::unusable_response(GET_QUEUE_URL, "no URL"));
         }
         let region = self.client.config().region().map(ToString::to_string).unwrap_or_default();
         let mut state = self.state();

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use stowage_api::launch_group::MAX_SIZE;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::lock;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::cloud::ec2::launch::idempotency::Attempts;
-use crate::cloud::{LaunchError, Launched};
-use crate::sync::lock;
+use crate::ec2::launch::idempotency::Attempts;
+use crate::{LaunchError, Launched};
 
 /// The window closes when all claims have arrived, or none has for this long. Longer than the 35 ms of Karpenter, which does not
 /// know how many claims to expect; here a single claim does not wait.

@@ -1,12 +1,14 @@
 //! Sends a prepared CreateFleet request, and records the capacity feedback of its response.
 
-use crate::cloud::ec2::aws::errors;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::launch::create_fleet::{CapacityFeedback, FleetResponse};
-use crate::cloud::ec2::launch::launch_context::LaunchContext;
-use crate::cloud::ec2::launch::launch_errors::{no_response, refused};
-use crate::cloud::ec2::launch::prepare::PreparedFleet;
-use crate::cloud::{LaunchError, LaunchRequest};
+use stowage_runtime::clock;
+
+use crate::ec2::aws::errors;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::launch::create_fleet::{CapacityFeedback, FleetResponse};
+use crate::ec2::launch::launch_context::LaunchContext;
+use crate::ec2::launch::launch_errors::{no_response, refused};
+use crate::ec2::launch::prepare::PreparedFleet;
+use crate::{LaunchError, LaunchRequest};
 
 /// The result of a CreateFleet call.
 pub enum FleetOutcome {
@@ -91,7 +93,7 @@ pub fn record_unavailable(
     let marks = fleet.unavailable(prepared.placement_scope.as_deref());
     let feedback = CapacityFeedback { marks, ..CapacityFeedback::default() };
     let unavailable = feedback.offerings();
-    context.offerings.mark_unavailable(feedback.marks, crate::clock::now());
+    context.offerings.mark_unavailable(feedback.marks, clock::now());
     LaunchError::InsufficientCapacity { unavailable }
 }
 
@@ -117,7 +119,7 @@ fn record(
         let labels = [zone, &context.offerings.zone_id(zone), fleet.capacity_type.as_str(), reason];
         context.clients.metrics.launch_failures.with_label_values(&labels).inc();
     }
-    context.offerings.mark_unavailable(feedback.marks.iter().cloned(), crate::clock::now());
+    context.offerings.mark_unavailable(feedback.marks.iter().cloned(), clock::now());
     if let Some(reservation) = fleet.reservation.as_ref().filter(|_| feedback.reservation_full) {
         record_full_reservation(context, &reservation.id);
     }
@@ -131,5 +133,5 @@ fn record(
 
 fn record_full_reservation(context: &LaunchContext, reservation: &str) {
     tracing::info!(reservation, "capacity reservation is full");
-    context.offerings.with_reservations(|reservations| reservations.record_exhausted(reservation, crate::clock::now()));
+    context.offerings.with_reservations(|reservations| reservations.record_exhausted(reservation, clock::now()));
 }

@@ -15,19 +15,20 @@ use stowage_model::labels;
 use stowage_model::offering::CapacityType;
 use stowage_model::requirement::Requirements;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::sync::lock;
 
-use crate::cloud::ami_family::AmiFamily;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::bootstrap::user_data::ignored_settings;
-use crate::cloud::ec2::launch::create_fleet::{FleetOverride, FleetRequest};
-use crate::cloud::ec2::launch::dry_run_instance::{dry_run_instance, is_permitted, no_retries};
-use crate::cloud::ec2::launch::dry_run_type::dry_type;
-use crate::cloud::ec2::launch::launch_context::LaunchContext;
-use crate::cloud::ec2::launch::request::Shapes;
-use crate::cloud::ec2::launch::select::Choice;
-use crate::cloud::ec2::launch::templates::spec::Template;
-use crate::cloud::{LaunchError, LaunchRequest, Verdict};
-use crate::sync::lock;
+use crate::ami_family::AmiFamily;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::bootstrap::user_data::ignored_settings;
+use crate::ec2::launch::create_fleet::{FleetOverride, FleetRequest};
+use crate::ec2::launch::dry_run_instance::{dry_run_instance, is_permitted, no_retries};
+use crate::ec2::launch::dry_run_type::dry_type;
+use crate::ec2::launch::launch_context::LaunchContext;
+use crate::ec2::launch::request::Shapes;
+use crate::ec2::launch::select::Choice;
+use crate::ec2::launch::templates::spec::Template;
+use crate::{LaunchError, LaunchRequest, Verdict};
 
 /// How long success is cached.
 const TTL: Duration = Duration::from_mins(30);
@@ -278,7 +279,7 @@ impl DryRunValidator {
             }
         }
         let context = &*self.context;
-        let now = crate::clock::now();
+        let now = clock::now();
         let template = match context.templates.ensure(&context.clients, &inputs.template, now).await {
             Ok(template) => template,
             Err(error) => return template_outcome(&error),

@@ -15,11 +15,11 @@ use stowage_model::offering::CapacityType;
 use stowage_model::reservation::ReservationKind;
 use stowage_model::units::MicroUsd;
 
-use crate::cloud::ec2::aws::errors;
-use crate::cloud::ec2::aws::errors::{Class, class_of, is_full_spread_group, is_out_of_addresses};
-use crate::cloud::ec2::offerings::unavailable::CapacityScope;
-use crate::cloud::ec2::tags::{CLAIM_TAG, LAUNCH_TAG, tag_specification};
-use crate::cloud::{LaunchError, Override, ReservedIn};
+use crate::ec2::aws::errors;
+use crate::ec2::aws::errors::{Class, class_of, is_full_spread_group, is_out_of_addresses};
+use crate::ec2::offerings::unavailable::CapacityScope;
+use crate::ec2::tags::{CLAIM_TAG, LAUNCH_TAG, tag_specification};
+use crate::{LaunchError, Override, ReservedIn};
 
 /// An offering of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -278,7 +278,7 @@ pub struct CapacityFeedback {
 
 impl CapacityFeedback {
     /// Evaluates the response to a request. `placement_scope` is its placement group or a partition of it
-    /// ([`placement_scope`](crate::cloud::ec2::offerings::unavailable::placement_scope)). Fewer instances than requested without an
+    /// ([`placement_scope`](crate::ec2::offerings::unavailable::placement_scope)). Fewer instances than requested without an
     /// error mean insufficient capacity.
     pub fn of(response: &FleetResponse, request: &FleetRequest, placement_scope: Option<&str>) -> Self {
         if response.is_short_without_error(request) {

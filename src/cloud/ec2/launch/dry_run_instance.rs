@@ -6,9 +6,9 @@ use aws_sdk_ec2::config::retry::RetryConfig;
 use aws_sdk_ec2::operation::run_instances::builders::RunInstancesFluentBuilder;
 use aws_sdk_ec2::types::{InstanceMetadataOptionsRequest, InstanceNetworkInterfaceSpecification, ResourceType};
 
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::tags::tag_specification;
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::tags::tag_specification;
 
 const ACTION: &str = "ec2:RunInstances";
 

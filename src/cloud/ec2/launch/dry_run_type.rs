@@ -11,8 +11,8 @@ use stowage_model::offering::{CapacityType, Catalog, InstanceType, Offering};
 use stowage_model::requirement::{Requirements, ValueSet};
 use stowage_model::units::MicroUsd;
 
-use crate::cloud::ec2::boot_image::image_of;
-use crate::cloud::ec2::launch::select::{TypeOffer, is_exotic};
+use crate::ec2::boot_image::image_of;
+use crate::ec2::launch::select::{TypeOffer, is_exotic};
 
 /// Types that every account may launch.
 const COMMON: [&str; 2] = ["m5.large", "m6g.large"];
@@ -69,11 +69,11 @@ fn is_admitted(found: &InstanceType, demand: &Requirements) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects::node_pool;
 
     use super::*;
-    use crate::cloud::catalog::{SpotPricing, embedded};
-    use crate::cloud::ec2::launch::request::tests::class;
-    use crate::test_support::objects::node_pool;
+    use crate::catalog::{SpotPricing, embedded};
+    use crate::ec2::launch::request::tests::class;
 
     fn pool(requirements: serde_json::Value, own: serde_json::Value, class: &str) -> NodePool {
         let spec = json!({"nodeClassRef": {"name": class}, "requirements": requirements});

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::Instance;
+use crate::Instance;
 
 /// Claims created this long after the process began to lead may still belong to the previous leader: creation times are whole
 /// seconds of the clock of the API server.
@@ -114,7 +114,7 @@ mod tests {
     use stowage_model::offering::CapacityType;
 
     use super::*;
-    use crate::cloud::InstanceState;
+    use crate::InstanceState;
 
     fn instance(id: &str) -> Instance {
         Instance {

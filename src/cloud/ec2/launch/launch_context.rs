@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use stowage_api::{Ec2NodeClass, NodeClaim};
 use stowage_model::offering::Catalog;
+use stowage_runtime::clock;
 
-use crate::cloud::LaunchRequest;
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::launch::request::{LaunchInputs, Shapes, TemplateInputs};
-use crate::cloud::ec2::launch::templates::recent::RecentShapes;
-use crate::cloud::ec2::launch::templates::template_store::TemplateStore;
-use crate::cloud::ec2::node_class::class_store::NodeClassStore;
-use crate::cloud::ec2::offerings::offering_store::OfferingStore;
-use crate::cloud::ec2::options::Options;
-use crate::cloud::ec2::placement_group::PlacementGroup;
+use crate::LaunchRequest;
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::launch::request::{LaunchInputs, Shapes, TemplateInputs};
+use crate::ec2::launch::templates::recent::RecentShapes;
+use crate::ec2::launch::templates::template_store::TemplateStore;
+use crate::ec2::node_class::class_store::NodeClassStore;
+use crate::ec2::offerings::offering_store::OfferingStore;
+use crate::ec2::options::Options;
+use crate::ec2::placement_group::PlacementGroup;
 
 #[derive(Debug)]
 pub struct LaunchContext {
@@ -38,7 +39,7 @@ impl LaunchContext {
 
     /// The current offerings for nodes of a class.
     pub fn catalog(&self, class: &Ec2NodeClass) -> Arc<Catalog> {
-        self.offerings.catalog(class, self.node_classes.placement_group(class), crate::clock::now())
+        self.offerings.catalog(class, self.node_classes.placement_group(class), clock::now())
     }
 
     /// The inputs of templates of a class in a placement group.

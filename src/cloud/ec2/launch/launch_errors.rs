@@ -1,7 +1,7 @@
 //! Errors of AWS calls as errors of launches.
 
-use crate::cloud::LaunchError;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
+use crate::LaunchError;
+use crate::ec2::aws::errors::{ApiError, Class};
 
 /// The error of a call whose effect is unknown: an instance may have been launched, so retry with the same token.
 pub fn no_response(error: &ApiError) -> LaunchError {

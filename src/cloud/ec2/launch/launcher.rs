@@ -7,21 +7,22 @@ use kube::ResourceExt;
 use stowage_api::launch_group::LaunchGroup;
 use stowage_model::events;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
 
-use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::instances::describe;
-use crate::cloud::ec2::instances::describe::provider_id;
-use crate::cloud::ec2::instances::instance_store::InstanceStore;
-use crate::cloud::ec2::launch::batch::{Answer, BatchState, LaunchBatch, LaunchBatches, Turn};
-use crate::cloud::ec2::launch::capacity_feedback::{FleetOutcome, create_fleet, record_unavailable};
-use crate::cloud::ec2::launch::create_fleet::{LaunchedInstance, failure};
-use crate::cloud::ec2::launch::idempotency::Attempts;
-use crate::cloud::ec2::launch::launch_context::LaunchContext;
-use crate::cloud::ec2::launch::launch_errors::no_response;
-use crate::cloud::ec2::launch::prepare::{PreparedFleet, prepare, release_unused};
-use crate::cloud::ec2::launch::templates::template_store::TemplateRef;
-use crate::cloud::launch_request::launchable;
-use crate::cloud::{Instance, InstanceState, LaunchDetails, LaunchError, LaunchRequest, Launched};
+use crate::ec2::aws::errors::ApiError;
+use crate::ec2::instances::describe;
+use crate::ec2::instances::describe::provider_id;
+use crate::ec2::instances::instance_store::InstanceStore;
+use crate::ec2::launch::batch::{Answer, BatchState, LaunchBatch, LaunchBatches, Turn};
+use crate::ec2::launch::capacity_feedback::{FleetOutcome, create_fleet, record_unavailable};
+use crate::ec2::launch::create_fleet::{LaunchedInstance, failure};
+use crate::ec2::launch::idempotency::Attempts;
+use crate::ec2::launch::launch_context::LaunchContext;
+use crate::ec2::launch::launch_errors::no_response;
+use crate::ec2::launch::prepare::{PreparedFleet, prepare, release_unused};
+use crate::ec2::launch::templates::template_store::TemplateRef;
+use crate::launch_request::launchable;
+use crate::{Instance, InstanceState, LaunchDetails, LaunchError, LaunchRequest, Launched};
 
 /// Full capacity reservations that one launch skips before it gives up.
 const MAX_FULL_RESERVATIONS: u32 = 16;
@@ -39,7 +40,7 @@ pub struct Launcher {
 
 impl Launcher {
     pub fn new(context: Arc<LaunchContext>, instances: Arc<InstanceStore>) -> Self {
-        Self { context, instances, batches: LaunchBatches::default(), leading_since: crate::clock::now() }
+        Self { context, instances, batches: LaunchBatches::default(), leading_since: clock::now() }
     }
 
     /// Launches one instance for a claim, together with the other claims of its launch group, or returns the instance that the
@@ -54,7 +55,7 @@ impl Launcher {
         launchable(&details.class)?;
         let uid = &request.client_token;
         let launch_group = LaunchGroup::of(&details.claim);
-        let batch = self.batches.of(&launch_group.id, crate::clock::now());
+        let batch = self.batches.of(&launch_group.id, clock::now());
         let _ticket = batch.join(uid);
         let mut state = match batch.turn(uid).await {
             Turn::Answered(answer) => return with_claim_name(request, *answer),
@@ -101,7 +102,7 @@ impl Launcher {
                 let token = state.attempts.token(&launch_group.id);
                 (prepare(context, request, details, launch_group, pending.len(), token).await?, false)
             };
-            called_at = Some(crate::clock::now());
+            called_at = Some(clock::now());
             match create_fleet(context, request, &prepared).await {
                 FleetOutcome::Responded(response, feedback) => {
                     state.attempts.responded();
@@ -145,7 +146,7 @@ impl Launcher {
                     release_unused(context, &prepared, &[]);
                     self.adopt(launch_group, details, state).await?;
                     // After the wait, every token that the earlier process used is skipped.
-                    if state.attempts.token_reused(crate::clock::now()) && reused_tokens < MAX_REUSED_TOKENS {
+                    if state.attempts.token_reused(clock::now()) && reused_tokens < MAX_REUSED_TOKENS {
                         reused_tokens += 1;
                         continue;
                     }
@@ -193,7 +194,7 @@ impl Launcher {
         let found = describe::of_launch_group(&self.context.clients, cluster, &launch_group.id).await;
         let found = found.map_err(|error: ApiError| no_response(&error))?;
         self.instances.remember(&found);
-        let now = crate::clock::now();
+        let now = clock::now();
         self.context.offerings.with_reservations(|reservations| {
             for instance in &found {
                 if let Some(reservation) = &instance.reservation {
@@ -251,7 +252,7 @@ fn instance(launch_group: &str, launched: &LaunchedInstance, prepared: &Prepared
         reservation: prepared.fleet.reservation.clone(),
         partition: prepared.partition,
         image_id: launched.image.clone(),
-        launched_at: crate::clock::now(),
+        launched_at: clock::now(),
         state: InstanceState::Pending,
     }
 }

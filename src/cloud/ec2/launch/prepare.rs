@@ -10,20 +10,21 @@ use stowage_api::Ec2NodeClass;
 use stowage_api::launch_group::LaunchGroup;
 use stowage_api::parse_requirements;
 use stowage_model::events;
+use stowage_runtime::clock;
 
-use crate::cloud::ec2::launch::create_fleet::{FleetRequest, LaunchedInstance};
-use crate::cloud::ec2::launch::launch_context::LaunchContext;
-use crate::cloud::ec2::launch::launch_errors::{no_response, refused};
-use crate::cloud::ec2::launch::request::Shapes;
-use crate::cloud::ec2::launch::select::{Choice, choose, min_values_hold};
-use crate::cloud::ec2::launch::select_reserved::{ReservationQuery, choose_reserved};
-use crate::cloud::ec2::launch::templates::recent::{LaunchShape, RecentShape};
-use crate::cloud::ec2::launch::templates::template_store::TemplateRef;
-use crate::cloud::ec2::node_class::select_placement_group;
-use crate::cloud::ec2::node_class::subnets::{AddressReservation, SubnetChoice};
-use crate::cloud::ec2::offerings::unavailable::placement_scope;
-use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::cloud::{LaunchDetails, LaunchError, LaunchRequest};
+use crate::ec2::launch::create_fleet::{FleetRequest, LaunchedInstance};
+use crate::ec2::launch::launch_context::LaunchContext;
+use crate::ec2::launch::launch_errors::{no_response, refused};
+use crate::ec2::launch::request::Shapes;
+use crate::ec2::launch::select::{Choice, choose, min_values_hold};
+use crate::ec2::launch::select_reserved::{ReservationQuery, choose_reserved};
+use crate::ec2::launch::templates::recent::{LaunchShape, RecentShape};
+use crate::ec2::launch::templates::template_store::TemplateRef;
+use crate::ec2::node_class::select_placement_group;
+use crate::ec2::node_class::subnets::{AddressReservation, SubnetChoice};
+use crate::ec2::offerings::unavailable::placement_scope;
+use crate::ec2::placement_group::PlacementGroup;
+use crate::{LaunchDetails, LaunchError, LaunchRequest};
 
 /// A CreateFleet request that is ready to be sent.
 #[derive(Debug)]
@@ -89,7 +90,7 @@ fn select(
         let choice = choice?;
         let reservation = choice.reservation.as_ref()?;
         let places = usize::try_from(reservations.available(&reservation.id)).unwrap_or(0).min(count);
-        reservations.allocate(&reservation.id, token, places, crate::clock::now());
+        reservations.allocate(&reservation.id, token, places, clock::now());
         Some((choice, places))
     });
     if reserved.is_none()
@@ -122,7 +123,7 @@ async fn prepare_fleet(
     let SubnetChoice { by_zone, instances, reservations: addresses } =
         context.node_classes.with_addresses(|addresses| addresses.reserve(subnets, &choice.fewest_pods(), count));
     let release_addresses = || context.node_classes.with_addresses(|free| free.release(&addresses, &[]));
-    let now = crate::clock::now();
+    let now = clock::now();
     let ensured = template_groups.iter().map(|group| context.templates.ensure(&context.clients, &group.template, now));
     let templates = try_join_all(ensured).await.map_err(|error| {
         release_addresses();
@@ -142,7 +143,7 @@ async fn prepare_fleet(
     if let Some(shape) = LaunchShape::of(request, &details.claim, choice) {
         let names = templates.iter().map(|template| template.name().to_owned()).collect();
         let class = Arc::clone(&template_inputs.class);
-        let used_at = crate::clock::now();
+        let used_at = clock::now();
         context.recent_shapes.keep(RecentShape { shape, class, template_inputs, names, used_at });
     }
     Ok(PreparedFleet { fleet, templates, addresses, placement_scope, partition, took: begun.elapsed() })
@@ -175,7 +176,7 @@ pub fn release_unused(context: &LaunchContext, prepared: &PreparedFleet, launche
     let token = &prepared.fleet.token;
     let instances: Vec<&str> = launched.iter().map(|instance| instance.id.as_str()).collect();
     context.offerings.with_reservations(|reservations| {
-        reservations.record_launched(token, &instances, crate::clock::now());
+        reservations.record_launched(token, &instances, clock::now());
         reservations.release(token);
     });
     let used: Vec<&str> = launched.iter().filter_map(|instance| instance.subnet.as_deref()).collect();

@@ -16,18 +16,18 @@ use stowage_model::labels;
 use stowage_model::offering::{CapacityType, InstanceType};
 use stowage_model::resources::EFA;
 
-use crate::cloud::ami_family::AmiFamily;
-use crate::cloud::catalog::{NodeSettings, RawInstanceType};
-use crate::cloud::ec2::boot_image::image_of;
-use crate::cloud::ec2::bootstrap::user_data::{UserDataError, UserDataInput, image_version, user_data};
-use crate::cloud::ec2::launch::create_fleet::{FleetOverride, FleetRequest};
-use crate::cloud::ec2::launch::select::{Choice, TypeOffer};
-use crate::cloud::ec2::launch::templates::spec::Template;
-use crate::cloud::ec2::node_class::cluster_facts::ClusterFacts;
-use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::cloud::ec2::tags::{CLAIM_TAG, launch_tags};
-use crate::cloud::kubelet_config::expressions::Evaluated;
-use crate::cloud::{LaunchError, LaunchRequest};
+use crate::ami_family::AmiFamily;
+use crate::catalog::{NodeSettings, RawInstanceType};
+use crate::ec2::boot_image::image_of;
+use crate::ec2::bootstrap::user_data::{UserDataError, UserDataInput, image_version, user_data};
+use crate::ec2::launch::create_fleet::{FleetOverride, FleetRequest};
+use crate::ec2::launch::select::{Choice, TypeOffer};
+use crate::ec2::launch::templates::spec::Template;
+use crate::ec2::node_class::cluster_facts::ClusterFacts;
+use crate::ec2::placement_group::PlacementGroup;
+use crate::ec2::tags::{CLAIM_TAG, launch_tags};
+use crate::kubelet_config::expressions::Evaluated;
+use crate::{LaunchError, LaunchRequest};
 
 /// Resource that requests Nitro Enclaves.
 const NITRO_SANDBOX: &str = "eks.amazonaws.com/nitro-sandbox";

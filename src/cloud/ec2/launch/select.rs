@@ -1,6 +1,6 @@
 //! Selects the offerings of one fleet request from those that a claim admits: exotic and too expensive types are dropped, one capacity
 //! type remains, and at most sixty instance types. Reserved capacity takes precedence and is selected in
-//! [`choose_reserved`](crate::cloud::ec2::launch::select_reserved).
+//! [`choose_reserved`](crate::ec2::launch::select_reserved).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use stowage_model::labels::normalize_key;
 use stowage_model::offering::{CapacityType, Catalog, InstanceType, Offering};
 use stowage_model::units::MicroUsd;
 
-use crate::cloud::{Override, ReservedIn};
+use crate::{Override, ReservedIn};
 
 /// Maximum number of instance types per request.
 pub const MOST_TYPES: usize = 60;
@@ -149,7 +149,7 @@ pub(crate) fn is_exotic(found: &InstanceType) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cloud::catalog::{SpotPricing, embedded};
+    use crate::catalog::{SpotPricing, embedded};
 
     fn catalog(spot_ratio: f64) -> Catalog {
         embedded().for_node_class(None, SpotPricing::ratio(spot_ratio).unwrap())

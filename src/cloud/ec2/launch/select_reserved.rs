@@ -12,8 +12,8 @@ use stowage_model::offering::{CapacityType, Catalog, InstanceType, OFFERING_LABE
 use stowage_model::requirement::Requirements;
 use stowage_model::units::MicroUsd;
 
-use crate::cloud::ec2::launch::select::{Choice, TypeOffer, is_exotic};
-use crate::cloud::{Override, ReservedIn};
+use crate::ec2::launch::select::{Choice, TypeOffer, is_exotic};
+use crate::{Override, ReservedIn};
 
 /// The requirements of a claim on a reservation.
 #[derive(Clone, Copy)]
@@ -82,7 +82,7 @@ mod tests {
     use stowage_model::reservation::ReservationKind;
 
     use super::*;
-    use crate::cloud::catalog::{SpotPricing, embedded};
+    use crate::catalog::{SpotPricing, embedded};
 
     /// A reservation: its id, instance type, zone and kind.
     type Line<'a> = (&'a str, &'a str, &'a str, ReservationKind);

@@ -7,9 +7,9 @@ use stowage_api::{Ec2NodeClass, NodeClaim};
 use stowage_model::events;
 use stowage_model::labels;
 
-use crate::cloud::Drift;
-use crate::cloud::ec2::boot_image::image_of;
-use crate::cloud::ec2::instances::describe::InstanceFacts;
+use crate::Drift;
+use crate::ec2::boot_image::image_of;
+use crate::ec2::instances::describe::InstanceFacts;
 
 /// Why drift can't be evaluated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex};
 use arc_swap::ArcSwap;
 use kube::ResourceExt;
 use stowage_api::Ec2NodeClass;
+use stowage_runtime::sync::lock;
 
-use crate::cloud::ec2::node_class::cluster_facts::ClusterFacts;
-use crate::cloud::ec2::node_class::images::SsmParameterCache;
-use crate::cloud::ec2::node_class::instance_profiles::InstanceProfiles;
-use crate::cloud::ec2::node_class::subnets::FreeAddresses;
-use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::sync::lock;
+use crate::ec2::node_class::cluster_facts::ClusterFacts;
+use crate::ec2::node_class::images::SsmParameterCache;
+use crate::ec2::node_class::instance_profiles::InstanceProfiles;
+use crate::ec2::node_class::subnets::FreeAddresses;
+use crate::ec2::placement_group::PlacementGroup;
 
 #[derive(Debug)]
 pub struct NodeClassStore {

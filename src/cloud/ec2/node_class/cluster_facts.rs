@@ -7,9 +7,9 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::config::Kubeconfig;
 use kube::{Api, Client};
 
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::options::Options;
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::ApiError;
+use crate::ec2::options::Options;
 
 /// Path of the cluster CA in every pod.
 const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";

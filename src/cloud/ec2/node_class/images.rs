@@ -8,13 +8,13 @@ use aws_sdk_ec2::types::Filter;
 use stowage_api::node_class::{AmiRequirement, AmiSelectorTerm, AmiStatus};
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::lock;
 
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::aws::filters::{filter, tag_filters};
-use crate::cloud::ec2::node_class::ami_alias;
-use crate::cloud::ec2::node_class::ami_alias::{AliasError, one_of};
-use crate::sync::lock;
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::aws::filters::{filter, tag_filters};
+use crate::ec2::node_class::ami_alias;
+use crate::ec2::node_class::ami_alias::{AliasError, one_of};
 
 /// An image as EC2 describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,11 +12,11 @@ use stowage_api::Ec2NodeClass;
 use stowage_model::draw::draw;
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::lock;
 
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::tags::CLUSTER_TAG;
-use crate::sync::lock;
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::tags::CLUSTER_TAG;
 
 /// How long the role of a profile is cached.
 const PROFILE_TTL: Duration = Duration::from_mins(15);

@@ -14,16 +14,16 @@ use stowage_model::events;
 use stowage_model::events::DeclaredEvent;
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::Verdict;
-use crate::cloud::ami_family::AmiFamily;
-use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::bootstrap::kubelet_validation::InvalidKubelet;
-use crate::cloud::ec2::node_class::images;
-use crate::cloud::ec2::node_class::images::ImageError;
-use crate::cloud::ec2::node_class::subnets::Subnet;
-use crate::cloud::ec2::node_class::{security_groups, select_capacity_reservations, subnets};
-use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::cloud::ec2::tags::{TagRoom, restricted_tag, tag_room};
+use crate::Verdict;
+use crate::ami_family::AmiFamily;
+use crate::ec2::aws::errors::ApiError;
+use crate::ec2::bootstrap::kubelet_validation::InvalidKubelet;
+use crate::ec2::node_class::images;
+use crate::ec2::node_class::images::ImageError;
+use crate::ec2::node_class::subnets::Subnet;
+use crate::ec2::node_class::{security_groups, select_capacity_reservations, subnets};
+use crate::ec2::placement_group::PlacementGroup;
+use crate::ec2::tags::{TagRoom, restricted_tag, tag_room};
 
 /// Wait before the next resolution after an API failed.
 pub const RETRY: Duration = Duration::from_secs(10);

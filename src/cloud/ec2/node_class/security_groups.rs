@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use aws_sdk_ec2::types::Filter;
 use stowage_api::node_class::{SecurityGroupSelectorTerm, SecurityGroupStatus};
 
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::aws::filters::{filter, tag_filters};
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::ApiError;
+use crate::ec2::aws::filters::{filter, tag_filters};
 
 /// The calls for selector terms: one for all ids, one for all names, one for each term with tags.
 pub fn queries(terms: &[SecurityGroupSelectorTerm]) -> Vec<Vec<Filter>> {
@@ -57,7 +57,7 @@ pub async fn find(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cloud::ec2::aws::filters::tests::text;
+    use crate::ec2::aws::filters::tests::text;
 
     #[test]
     fn all_ids_share_one_call_and_so_do_all_names() {

@@ -11,9 +11,9 @@ use k8s_openapi::jiff::Timestamp;
 use stowage_api::node_class::{CapacityReservationSelectorTerm, CapacityReservationStatus};
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::aws::filters::{filter, tag_filters};
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::aws::filters::{filter, tag_filters};
 
 const ACTION: &str = "ec2:DescribeCapacityReservations";
 /// How long before the end of a capacity block its nodes are disrupted. EC2 starts to terminate them ten minutes later.

@@ -3,10 +3,10 @@
 use aws_sdk_ec2::config::retry::RetryConfig;
 use stowage_api::node_class::PlacementGroupSelector;
 
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::aws::filters::filter;
-use crate::cloud::ec2::placement_group::PlacementGroup;
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::aws::filters::filter;
+use crate::ec2::placement_group::PlacementGroup;
 
 /// Describes the placement group that a selector names; `None` where there is none.
 ///

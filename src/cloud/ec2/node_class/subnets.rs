@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use aws_sdk_ec2::types::Filter;
 use stowage_api::node_class::{SubnetSelectorTerm, SubnetStatus};
 
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::aws::filters::{filter, tag_filters};
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::ApiError;
+use crate::ec2::aws::filters::{filter, tag_filters};
 
 /// A subnet as EC2 describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]

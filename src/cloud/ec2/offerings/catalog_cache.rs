@@ -11,17 +11,17 @@ use stowage_model::offering::{CapacityType, Catalog, InstanceType};
 use stowage_model::time::UnixMillis;
 use stowage_model::units::{Bytes, MicroUsd};
 
-use crate::cloud::Override;
-use crate::cloud::ec2::boot_image::image_of;
-use crate::cloud::ec2::offerings::catalog_key::CatalogKey;
-use crate::cloud::ec2::offerings::class_offerings::OfferingInputs;
-use crate::cloud::ec2::offerings::discovered_memory::DiscoveredMemory;
-use crate::cloud::ec2::offerings::region::{Region, reuse_unchanged};
-use crate::cloud::ec2::offerings::reservation_counts::ReservationCounts;
-use crate::cloud::ec2::offerings::spot_risk::SpotRisk;
-use crate::cloud::ec2::offerings::unavailable::UnavailableOfferings;
-use crate::cloud::ec2::options::Options;
-use crate::cloud::ec2::placement_group::PlacementGroup;
+use crate::Override;
+use crate::ec2::boot_image::image_of;
+use crate::ec2::offerings::catalog_key::CatalogKey;
+use crate::ec2::offerings::class_offerings::OfferingInputs;
+use crate::ec2::offerings::discovered_memory::DiscoveredMemory;
+use crate::ec2::offerings::region::{Region, reuse_unchanged};
+use crate::ec2::offerings::reservation_counts::ReservationCounts;
+use crate::ec2::offerings::spot_risk::SpotRisk;
+use crate::ec2::offerings::unavailable::UnavailableOfferings;
+use crate::ec2::options::Options;
+use crate::ec2::placement_group::PlacementGroup;
 
 #[derive(Debug)]
 struct CachedCatalog {

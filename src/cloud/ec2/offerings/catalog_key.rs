@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use stowage_api::Ec2NodeClass;
 use stowage_model::labels;
 
-use crate::cloud::catalog::{NodeSettings, RawInstanceType, architecture};
-use crate::cloud::ec2::placement_group::PlacementGroup;
+use crate::catalog::{NodeSettings, RawInstanceType, architecture};
+use crate::ec2::placement_group::PlacementGroup;
 
 /// Windows builds by AMI family.
 const WINDOWS_BUILDS: [(&str, &str); 3] =

@@ -11,10 +11,10 @@ use stowage_model::labels;
 use stowage_model::offering::{CapacityType, InstanceType, Offering};
 use stowage_model::units::MicroUsd;
 
-use crate::cloud::Override;
-use crate::cloud::catalog::{NodeSettings, RawInstanceType, SpotPricing};
-use crate::cloud::ec2::offerings::catalog_key::{CatalogKey, Reservation};
-use crate::cloud::ec2::offerings::region_snapshot::RegionSnapshot;
+use crate::Override;
+use crate::catalog::{NodeSettings, RawInstanceType, SpotPricing};
+use crate::ec2::offerings::catalog_key::{CatalogKey, Reservation};
+use crate::ec2::offerings::region_snapshot::RegionSnapshot;
 
 /// A reservation is paid for in any case, so its price only orders reservations among each other: the on-demand price divided
 /// by this, rounded up, which preserves most of the order.

@@ -78,9 +78,9 @@ fn reported_memory<'a>(claim: &'a NodeClaim, node: &'a Node) -> Option<(&'a str,
 #[cfg(test)]
 pub(crate) mod tests {
     use serde_json::{Value, json};
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     /// Records a node of an instance type that runs an image and reports this memory.
     pub fn record(table: &mut DiscoveredMemory, image: &str, instance_type: &str, memory: &str, now: UnixMillis) {

@@ -10,9 +10,9 @@ use aws_sdk_ec2::types::{
     SupportedAdditionalProcessorFeature, VCpuInfo,
 };
 
-use crate::cloud::catalog::{RawAccelerator, RawCatalog, RawGpu, RawInstanceType, RawNeuronDevice};
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::aws::filters::filter;
+use crate::catalog::{RawAccelerator, RawCatalog, RawGpu, RawInstanceType, RawNeuronDevice};
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::aws::filters::filter;
 
 const TYPES: &str = "ec2:DescribeInstanceTypes";
 const OFFERINGS: &str = "ec2:DescribeInstanceTypeOfferings";

@@ -7,8 +7,8 @@ use aws_sdk_pricing::types::{Filter, FilterType};
 use serde::Deserialize;
 use stowage_model::units::MicroUsd;
 
-use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::offerings::instance_types::unusable_response;
+use crate::ec2::aws::errors::ApiError;
+use crate::ec2::offerings::instance_types::unusable_response;
 
 const PRODUCTS: &str = "pricing:GetProducts";
 /// Products per page, the API's maximum.

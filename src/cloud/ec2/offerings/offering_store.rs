@@ -10,21 +10,21 @@ use k8s_openapi::api::core::v1::Node;
 use stowage_api::{Ec2NodeClass, NodeClaim};
 use stowage_model::offering::Catalog;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::lock;
 
-use crate::cloud::Override;
-use crate::cloud::catalog::embedded;
-use crate::cloud::ec2::offerings::catalog_cache::{CatalogCache, CatalogSources, ReservedOfferings};
-use crate::cloud::ec2::offerings::discovered_memory::DiscoveredMemory;
-use crate::cloud::ec2::offerings::placement_score_table::ScoreSettings;
-use crate::cloud::ec2::offerings::region::Region;
-use crate::cloud::ec2::offerings::region_snapshot::{RegionResponses, RegionSnapshot};
-use crate::cloud::ec2::offerings::reservation_counts::ReservationCounts;
-use crate::cloud::ec2::offerings::shifted_zones::ZonalShifts;
-use crate::cloud::ec2::offerings::spot_risk::SpotRisk;
-use crate::cloud::ec2::offerings::unavailable::{CapacityScope, UnavailableOfferings};
-use crate::cloud::ec2::options::Options;
-use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::sync::lock;
+use crate::Override;
+use crate::catalog::embedded;
+use crate::ec2::offerings::catalog_cache::{CatalogCache, CatalogSources, ReservedOfferings};
+use crate::ec2::offerings::discovered_memory::DiscoveredMemory;
+use crate::ec2::offerings::placement_score_table::ScoreSettings;
+use crate::ec2::offerings::region::Region;
+use crate::ec2::offerings::region_snapshot::{RegionResponses, RegionSnapshot};
+use crate::ec2::offerings::reservation_counts::ReservationCounts;
+use crate::ec2::offerings::shifted_zones::ZonalShifts;
+use crate::ec2::offerings::spot_risk::SpotRisk;
+use crate::ec2::offerings::unavailable::{CapacityScope, UnavailableOfferings};
+use crate::ec2::options::Options;
+use crate::ec2::placement_group::PlacementGroup;
 
 #[derive(Debug)]
 pub struct OfferingStore {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use aws_sdk_ec2::types::SpotPlacementScore;
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::catalog::{RawInstanceType, architecture};
+use crate::catalog::{RawInstanceType, architecture};
 
 /// Age at which scores that could not be refreshed are dropped.
 const MAX_AGE: Duration = Duration::from_hours(1);

@@ -7,16 +7,16 @@ use std::time::Duration;
 use aws_sdk_ec2::Client;
 use aws_sdk_ec2::types::TargetCapacityUnitType;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
 use tracing::{info, warn};
 
-use crate::clock;
-use crate::cloud::OptionalApi;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::failing_apis::DegradedApis;
-use crate::cloud::ec2::offerings::placement_score_table::{ScoreSettings, ScoreTable, groups};
-use crate::cloud::ec2::offerings::region::Region;
-use crate::cloud::ec2::offerings::region_snapshot::RegionSnapshot;
-use crate::cloud::ec2::offerings::spot_risk::SpotRisk;
+use crate::OptionalApi;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::failing_apis::DegradedApis;
+use crate::ec2::offerings::placement_score_table::{ScoreSettings, ScoreTable, groups};
+use crate::ec2::offerings::region::Region;
+use crate::ec2::offerings::region_snapshot::RegionSnapshot;
+use crate::ec2::offerings::spot_risk::SpotRisk;
 
 const ACTION: &str = "ec2:GetSpotPlacementScores";
 /// Interval of requests.

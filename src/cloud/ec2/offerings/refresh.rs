@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use futures::future::{OptionFuture, join_all};
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
 use tracing::{info, warn};
 
-use crate::clock;
-use crate::cloud::catalog::embedded;
-use crate::cloud::ec2::offerings::region::Region;
-use crate::cloud::ec2::offerings::region_snapshot::{Dataset, RegionResponses, SourceTransition};
-use crate::cloud::ec2::offerings::{instance_types, list_prices, spot_prices};
+use crate::catalog::embedded;
+use crate::ec2::offerings::region::Region;
+use crate::ec2::offerings::region_snapshot::{Dataset, RegionResponses, SourceTransition};
+use crate::ec2::offerings::{instance_types, list_prices, spot_prices};
 
 /// Interval of complete refreshes.
 const PERIOD: Duration = Duration::from_hours(12);
@@ -149,7 +149,7 @@ fn next_wait(age: Duration, failures: u32, failed: bool) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cloud::ec2::offerings::region_snapshot::{RegionSnapshot, Source};
+    use crate::ec2::offerings::region_snapshot::{RegionSnapshot, Source};
     use crate::test_support::fake_aws;
 
     #[tokio::test]

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use arc_swap::ArcSwap;
 use stowage_model::offering::{Catalog, InstanceType};
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::lock;
 
-use crate::cloud::ec2::offerings::catalog_key::CatalogKey;
-use crate::cloud::ec2::offerings::class_offerings;
-use crate::cloud::ec2::offerings::class_offerings::OfferingInputs;
-use crate::cloud::ec2::offerings::region_snapshot::{Dataset, RegionResponses, RegionSnapshot, SourceTransition};
-use crate::sync::lock;
+use crate::ec2::offerings::catalog_key::CatalogKey;
+use crate::ec2::offerings::class_offerings;
+use crate::ec2::offerings::class_offerings::OfferingInputs;
+use crate::ec2::offerings::region_snapshot::{Dataset, RegionResponses, RegionSnapshot, SourceTransition};
 
 /// Maximum number of cached catalogs. All are dropped when one more is needed.
 const MAX_CATALOGS: usize = 64;

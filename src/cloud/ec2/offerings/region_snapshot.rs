@@ -9,14 +9,14 @@ use std::sync::Arc;
 use stowage_model::offering::CapacityType;
 use stowage_model::units::MicroUsd;
 
-use crate::cloud::OptionalApi;
-use crate::cloud::catalog::{RawCatalog, RawInstanceType};
-use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::offerings::instance_types::ZonesByType;
-use crate::cloud::ec2::offerings::list_prices;
-use crate::cloud::ec2::offerings::list_prices::OnDemandPrices;
-use crate::cloud::ec2::offerings::spot_prices;
-use crate::cloud::ec2::offerings::spot_prices::{SpotHistory, SpotPrices};
+use crate::OptionalApi;
+use crate::catalog::{RawCatalog, RawInstanceType};
+use crate::ec2::aws::errors::ApiError;
+use crate::ec2::offerings::instance_types::ZonesByType;
+use crate::ec2::offerings::list_prices;
+use crate::ec2::offerings::list_prices::OnDemandPrices;
+use crate::ec2::offerings::spot_prices;
+use crate::ec2::offerings::spot_prices::{SpotHistory, SpotPrices};
 
 /// Where a dataset of the snapshot comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]

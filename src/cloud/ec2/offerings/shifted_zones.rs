@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use aws_sdk_arczonalshift::types::{AppliedStatus, AutoshiftAppliedStatus, AutoshiftInResource, ZonalShiftInResource};
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_runtime::sync::lock;
 
-use crate::clock;
-use crate::cloud::OptionalApi;
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::failing_apis::DegradedApis;
-use crate::sync::lock;
+use crate::OptionalApi;
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::failing_apis::DegradedApis;
 
 /// Interval of calls to ARC.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -175,10 +175,10 @@ mod tests {
     use futures::StreamExt;
 
     use super::*;
-    use crate::cloud::ec2::launch::request::tests::facts;
-    use crate::cloud::ec2::{Ec2Provider, Options};
-    use crate::cloud::{Cloud, InstanceTagging, Untagged};
+    use crate::ec2::launch::request::tests::facts;
+    use crate::ec2::{Ec2Provider, Options};
     use crate::test_support::fake_aws;
+    use crate::{Cloud, InstanceTagging, Untagged};
 
     #[test]
     fn the_zone_is_read_from_a_provider_id() {

@@ -8,9 +8,9 @@ use aws_sdk_ec2::types::SpotPrice;
 use stowage_model::time::UnixMillis;
 use stowage_model::units::MicroUsd;
 
-use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::offerings::instance_types::unusable_response;
-use crate::cloud::ec2::offerings::list_prices::positive_price;
+use crate::ec2::aws::errors::ApiError;
+use crate::ec2::offerings::instance_types::unusable_response;
+use crate::ec2::offerings::list_prices::positive_price;
 
 const HISTORY: &str = "ec2:DescribeSpotPriceHistory";
 /// Records per page.

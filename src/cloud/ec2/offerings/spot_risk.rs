@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::lock;
 
-use crate::cloud::ec2::offerings::interruption_history::{InterruptionHistory, InterruptionKind};
-use crate::cloud::ec2::offerings::placement_score_table::{ScoreSettings, ScoreTable};
-use crate::sync::lock;
+use crate::ec2::offerings::interruption_history::{InterruptionHistory, InterruptionKind};
+use crate::ec2::offerings::placement_score_table::{ScoreSettings, ScoreTable};
 
 /// Share for each point below the threshold, thousandths.
 const PER_POINT: i64 = 50;

@@ -11,7 +11,7 @@ use stowage_api::node_class::SubnetStatus;
 use stowage_model::offering::CapacityType;
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::Override;
+use crate::Override;
 
 /// How long an entry lasts.
 pub const TTL: Duration = Duration::from_mins(3);

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use aws_sdk_ec2::types::TargetCapacityUnitType;
 
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::launch::dry_run_instance::no_retries;
-use crate::cloud::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
-use crate::cloud::ec2::offerings::region_snapshot::{Dataset, RegionResponses};
-use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::launch::dry_run_instance::no_retries;
+use crate::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
+use crate::ec2::offerings::region_snapshot::{Dataset, RegionResponses};
+use crate::ec2::preflight::finding::{Finding, brief, remediation};
 
 /// Instance types of the dry-run request for placement scores: EC2 requires three.
 const SCORED_TYPES: [&str; 3] = ["m5.large", "m5.xlarge", "m5.2xlarge"];

@@ -9,22 +9,22 @@ use stowage_api::node_class::{AmiRequirement, AmiStatus};
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::Verdict;
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::bootstrap::kubelet_validation::InvalidKubelet;
-use crate::cloud::ec2::node_class::images;
-use crate::cloud::ec2::node_class::images::{Image, ImageError, SsmParameterCache};
-use crate::cloud::ec2::node_class::instance_profiles;
-use crate::cloud::ec2::node_class::instance_profiles::role_name;
-use crate::cloud::ec2::node_class::resolve;
-use crate::cloud::ec2::node_class::resolve::{resolved_status, validate};
-use crate::cloud::ec2::node_class::subnets;
-use crate::cloud::ec2::node_class::subnets::Subnet;
-use crate::cloud::ec2::node_class::{security_groups, select_placement_group};
-use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
-use crate::cloud::kubelet_config::expressions::Unusable;
+use crate::Verdict;
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::bootstrap::kubelet_validation::InvalidKubelet;
+use crate::ec2::node_class::images;
+use crate::ec2::node_class::images::{Image, ImageError, SsmParameterCache};
+use crate::ec2::node_class::instance_profiles;
+use crate::ec2::node_class::instance_profiles::role_name;
+use crate::ec2::node_class::resolve;
+use crate::ec2::node_class::resolve::{resolved_status, validate};
+use crate::ec2::node_class::subnets;
+use crate::ec2::node_class::subnets::Subnet;
+use crate::ec2::node_class::{security_groups, select_placement_group};
+use crate::ec2::placement_group::PlacementGroup;
+use crate::ec2::preflight::finding::{Finding, brief, remediation};
+use crate::kubelet_config::expressions::Unusable;
 
 /// A zone with fewer free addresses is a warning.
 const MIN_ADDRESSES: i64 = 32;

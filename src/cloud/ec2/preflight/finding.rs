@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::aws::errors::{ApiError, Class};
 
 /// Maximum length of an API's error message, in characters.
 const MAX_MESSAGE_CHARS: usize = 240;

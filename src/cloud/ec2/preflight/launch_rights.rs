@@ -7,15 +7,15 @@ use aws_sdk_ec2::types::{IamInstanceProfileSpecification, InstanceNetworkInterfa
 use stowage_api::Ec2NodeClass;
 use stowage_model::requirement::Requirements;
 
-use crate::cloud::Verdict;
-use crate::cloud::ec2::Ec2Provider;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::launch::class_dry_run::{DryRunInputs, DryRunOutcome};
-use crate::cloud::ec2::launch::dry_run_instance::{dry_run_instance, is_permitted, no_retries};
-use crate::cloud::ec2::launch::templates::spec::Template;
-use crate::cloud::ec2::launch::templates::template_store;
-use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
-use crate::cloud::ec2::tags::CLUSTER_TAG;
+use crate::Verdict;
+use crate::ec2::Ec2Provider;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::launch::class_dry_run::{DryRunInputs, DryRunOutcome};
+use crate::ec2::launch::dry_run_instance::{dry_run_instance, is_permitted, no_retries};
+use crate::ec2::launch::templates::spec::Template;
+use crate::ec2::launch::templates::template_store;
+use crate::ec2::preflight::finding::{Finding, brief, remediation};
+use crate::ec2::tags::CLUSTER_TAG;
 
 const TEMPLATE: &str = "ec2:CreateLaunchTemplate";
 const FLEET: &str = "ec2:CreateFleet";

@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 
-use crate::cloud::ec2::preflight::finding::Finding;
+use crate::ec2::preflight::finding::Finding;
 
 const CHECK: &str = "leader election";
 /// A lease that was renewed within this time, by the clock of this machine, is taken for one that is held.

@@ -3,13 +3,13 @@
 //! Nothing is changed: calls that would change something are dry runs. A queue message may be received, but stays visible. In each
 //! file one function calls the APIs, and pure functions turn the responses into [`Finding`]s.
 
-pub mod account;
-pub mod class;
-pub mod finding;
-pub mod launch_rights;
+pub(crate) mod account;
+pub(crate) mod class;
+pub(crate) mod finding;
+pub(crate) mod launch_rights;
 pub mod leases;
-pub mod queue_access;
-pub mod quotas;
+pub(crate) mod queue_access;
+pub(crate) mod quotas;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,21 +17,21 @@ use std::sync::Arc;
 use kube::{Client, ResourceExt};
 use stowage_api::{Ec2NodeClass, NodePool};
 use stowage_model::requirement::Requirements;
+use stowage_runtime::clock;
 
-pub use crate::cloud::ec2::preflight::finding::{CheckResult, Finding};
+pub use crate::ec2::preflight::finding::{CheckResult, Finding};
 
-use crate::clock;
-use crate::cloud::ec2::Ec2Provider;
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::bootstrap::kubelet_validation;
-use crate::cloud::ec2::bootstrap::kubelet_validation::Gate;
-use crate::cloud::ec2::launch::dry_run_type::demands;
-use crate::cloud::ec2::node_class::cluster_facts::{ClusterFacts, discover};
-use crate::cloud::ec2::node_class::images::SsmParameterCache;
-use crate::cloud::ec2::offerings::list_prices;
-use crate::cloud::ec2::offerings::refresh::RegionApis;
-use crate::cloud::ec2::offerings::region_snapshot::Dataset;
-use crate::cloud::ec2::options::Options;
+use crate::ec2::Ec2Provider;
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::bootstrap::kubelet_validation;
+use crate::ec2::bootstrap::kubelet_validation::Gate;
+use crate::ec2::launch::dry_run_type::demands;
+use crate::ec2::node_class::cluster_facts::{ClusterFacts, discover};
+use crate::ec2::node_class::images::SsmParameterCache;
+use crate::ec2::offerings::list_prices;
+use crate::ec2::offerings::refresh::RegionApis;
+use crate::ec2::offerings::region_snapshot::Dataset;
+use crate::ec2::options::Options;
 
 /// Where the node classes come from. It decides the preferred source of cluster facts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ async fn cluster(
     options: &Options,
     kube: Option<&Client>,
     origin: ClassSource,
-) -> Result<ClusterFacts, crate::cloud::ec2::node_class::cluster_facts::ClusterError> {
+) -> Result<ClusterFacts, crate::ec2::node_class::cluster_facts::ClusterError> {
     if origin == ClassSource::Cluster {
         return discover(kube, clients, options, None).await;
     }

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use aws_sdk_sqs::types::QueueAttributeName as Attribute;
 use serde_json::Value;
 
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::preflight::finding::{Finding, brief, remediation};
 
 const GET_QUEUE_URL: &str = "sqs:GetQueueUrl";
 const GET_ATTRIBUTES: &str = "sqs:GetQueueAttributes";

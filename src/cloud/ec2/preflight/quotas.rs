@@ -12,10 +12,10 @@ use stowage_api::parse_requirements;
 use stowage_model::labels;
 use stowage_model::offering::CapacityType;
 
-use crate::cloud::catalog::RawInstanceType;
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
+use crate::catalog::RawInstanceType;
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::preflight::finding::{Finding, brief, remediation};
 
 const GET_QUOTA: &str = "servicequotas:GetServiceQuota";
 /// The service code of EC2.

@@ -8,22 +8,22 @@ use serde_json::json;
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
 use stowage_model::units::MicroUsd;
+use stowage_test_objects::node_class;
 
 use super::*;
-use crate::cloud::ec2::Ec2Provider;
-use crate::cloud::ec2::aws::errors::{ApiError, class_of};
-use crate::cloud::ec2::launch::request::tests as fixtures;
-use crate::cloud::ec2::node_class::ami_alias;
-use crate::cloud::ec2::node_class::ami_alias::one_of;
-use crate::cloud::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
-use crate::cloud::ec2::node_class::images::{Image, ImageError};
-use crate::cloud::ec2::node_class::subnets::Subnet;
-use crate::cloud::ec2::offerings::region_snapshot::RegionResponses;
-use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
-use crate::cloud::ec2::options::Options;
-use crate::cloud::ec2::preflight::class::{ClassChecks, NodeIdentity, ProfileState};
+use crate::ec2::Ec2Provider;
+use crate::ec2::aws::errors::{ApiError, class_of};
+use crate::ec2::launch::request::tests as fixtures;
+use crate::ec2::node_class::ami_alias;
+use crate::ec2::node_class::ami_alias::one_of;
+use crate::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
+use crate::ec2::node_class::images::{Image, ImageError};
+use crate::ec2::node_class::subnets::Subnet;
+use crate::ec2::offerings::region_snapshot::RegionResponses;
+use crate::ec2::offerings::spot_prices::SpotHistory;
+use crate::ec2::options::Options;
+use crate::ec2::preflight::class::{ClassChecks, NodeIdentity, ProfileState};
 use crate::test_support::fake_aws;
-use crate::test_support::objects::node_class;
 
 fn error(action: &'static str, code: &str, message: &str) -> ApiError {
     ApiError { action, code: code.into(), message: message.into(), class: class_of(code) }
@@ -175,7 +175,7 @@ fn the_queue_must_exist_be_readable_and_accept_events() {
 fn a_denied_api_has_a_consequence_and_a_remediation() {
     let denied = |action| error(action, "UnauthorizedOperation", "You are not authorized");
     let live = RegionResponses {
-        types: Some(Ok([("m5.large".to_owned(), crate::cloud::catalog::embedded().instance_types[0].clone())].into())),
+        types: Some(Ok([("m5.large".to_owned(), crate::catalog::embedded().instance_types[0].clone())].into())),
         zones: Some(Ok([("m5.large".to_owned(), ["a".to_owned(), "b".to_owned()].into())].into())),
         on_demand: Some(Ok([("m5.large".to_owned(), MicroUsd(96_000))].into())),
         spot: Some(Ok(SpotHistory {
@@ -275,7 +275,7 @@ async fn an_error_without_a_response_is_one_line() {
     let text = finding::brief(&error);
     assert!(text.starts_with("ec2:DescribeSubnets: ") && text.contains("no answer"), "{text}");
     assert!(!text.contains('{') && !text.contains("ConnectorError"), "{text}");
-    let long = crate::cloud::ec2::aws::errors::ApiError { message: "é".repeat(1_000), ..error };
+    let long = crate::ec2::aws::errors::ApiError { message: "é".repeat(1_000), ..error };
     assert!(finding::brief(&long).chars().count() < 260);
 }
 

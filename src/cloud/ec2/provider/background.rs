@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
+use stowage_runtime::clock;
 use tokio::time::Instant;
 
-use crate::cloud::OptionalApi;
-use crate::cloud::ec2::node_class::cluster_facts;
-use crate::cloud::ec2::offerings::{placement_scores, refresh, shifted_zones};
-use crate::cloud::ec2::provider::Ec2Provider;
+use crate::OptionalApi;
+use crate::ec2::node_class::cluster_facts;
+use crate::ec2::offerings::{placement_scores, refresh, shifted_zones};
+use crate::ec2::provider::Ec2Provider;
 
 /// Period of the sweep of launch templates.
 const SWEEP: Duration = Duration::from_secs(10);
@@ -35,7 +36,7 @@ impl Ec2Provider {
 
     async fn sweep(&self, client: Client) {
         let (templates, cluster) = (&self.launch_context.templates, &self.options.cluster_name);
-        match templates.hydrate(&self.clients, cluster, crate::clock::now()).await {
+        match templates.hydrate(&self.clients, cluster, clock::now()).await {
             Ok(0) => {}
             Ok(count) => tracing::info!(count, "found launch templates of an earlier process"),
             Err(error) => tracing::warn!(%error, "failed to list launch templates of an earlier process"),
@@ -43,8 +44,8 @@ impl Ec2Provider {
         let (mut discovered, mut checked) = (Instant::now(), Instant::now());
         loop {
             tokio::time::sleep(SWEEP).await;
-            self.prewarmer.sweep(crate::clock::now()).await;
-            self.instances.prune(crate::clock::now());
+            self.prewarmer.sweep(clock::now()).await;
+            self.instances.prune(clock::now());
             if discovered.elapsed() >= FACTS_PERIOD {
                 discovered = Instant::now();
                 self.discover_cluster(&client).await;
@@ -72,7 +73,7 @@ impl Ec2Provider {
     }
 
     async fn forget_deprecated_images(&self) {
-        match self.node_classes.parameters().forget_deprecated(&self.clients, crate::clock::now()).await {
+        match self.node_classes.parameters().forget_deprecated(&self.clients, clock::now()).await {
             Ok(names) if names.is_empty() => {}
             Ok(names) => {
                 tracing::info!(?names, "images of SSM parameters are deprecated, reading the parameters again");

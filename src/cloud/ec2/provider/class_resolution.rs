@@ -1,5 +1,5 @@
 //! Resolution of a node class, and drift from it: gathers the responses of AWS, evaluates them with the pure functions of
-//! [`crate::cloud::ec2::node_class`], and runs the dry-run validation.
+//! [`crate::ec2::node_class`], and runs the dry-run validation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,22 +9,21 @@ use stowage_api::conditions::VALIDATION_SUCCEEDED;
 use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
 use stowage_model::events;
 use stowage_model::labels;
+use stowage_runtime::clock;
 
-use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::bootstrap::kubelet_validation;
-use crate::cloud::ec2::bootstrap::kubelet_validation::{Gate, InvalidKubelet};
-use crate::cloud::ec2::instances::describe;
-use crate::cloud::ec2::instances::describe::{InstanceFacts, instance_id};
-use crate::cloud::ec2::launch::dry_run_type::demands;
-use crate::cloud::ec2::node_class::class_drift::{DriftInputs, ResolvedGroup, drift_reason};
-use crate::cloud::ec2::node_class::resolve::{ClassResponses, RETRY, resolved_status, validate};
-use crate::cloud::ec2::node_class::{
-    images, security_groups, select_capacity_reservations, select_placement_group, subnets,
-};
-use crate::cloud::ec2::provider::Ec2Provider;
-use crate::cloud::ec2::tags::{TagRoom, tag_room};
-use crate::cloud::kubelet_config::expressions::Unusable;
-use crate::cloud::{CloudError, Drift, Resolution, Verdict};
+use crate::ec2::aws::errors::ApiError;
+use crate::ec2::bootstrap::kubelet_validation;
+use crate::ec2::bootstrap::kubelet_validation::{Gate, InvalidKubelet};
+use crate::ec2::instances::describe;
+use crate::ec2::instances::describe::{InstanceFacts, instance_id};
+use crate::ec2::launch::dry_run_type::demands;
+use crate::ec2::node_class::class_drift::{DriftInputs, ResolvedGroup, drift_reason};
+use crate::ec2::node_class::resolve::{ClassResponses, RETRY, resolved_status, validate};
+use crate::ec2::node_class::{images, security_groups, select_capacity_reservations, select_placement_group, subnets};
+use crate::ec2::provider::Ec2Provider;
+use crate::ec2::tags::{TagRoom, tag_room};
+use crate::kubelet_config::expressions::Unusable;
+use crate::{CloudError, Drift, Resolution, Verdict};
 
 /// Time limit of one lookup: the others of a class, whose calls have responses, then update its status. Profiles have none, since a
 /// canceled lookup could leave a new profile behind; IAM calls have few attempts instead.
@@ -47,7 +46,7 @@ impl Ec2Provider {
 
     /// Resolves and validates a class.
     pub(crate) async fn resolve_class(&self, class: &Ec2NodeClass, pools: &[Arc<NodePool>]) -> Resolution {
-        let (clients, spec, now) = (&self.clients, &class.spec, crate::clock::now());
+        let (clients, spec, now) = (&self.clients, &class.spec, clock::now());
         let facts = self.node_classes.cluster();
         let placement = async {
             match &spec.placement_group_selector {

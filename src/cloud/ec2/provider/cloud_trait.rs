@@ -14,15 +14,16 @@ use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
 use stowage_model::instance_health::Unhealthy;
 use stowage_model::offering::Catalog;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
 
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::instances::spot_requests::SPOT_REQUESTS;
-use crate::cloud::ec2::instances::{status_checks, tagging};
-use crate::cloud::ec2::launch::templates::template_store;
-use crate::cloud::ec2::offerings::region_snapshot::{Dataset, Source};
-use crate::cloud::ec2::provider::{Ec2Provider, recording};
-use crate::cloud::offering_state::{OfferingData, OfferingState};
-use crate::cloud::{
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::instances::spot_requests::SPOT_REQUESTS;
+use crate::ec2::instances::{status_checks, tagging};
+use crate::ec2::launch::templates::template_store;
+use crate::ec2::offerings::region_snapshot::{Dataset, Source};
+use crate::ec2::provider::{Ec2Provider, recording};
+use crate::offering_state::{OfferingData, OfferingState};
+use crate::{
     Capabilities, Cloud, CloudError, ClusterObserver, Drift, Instance, InstanceEvents, InstanceTagging, LaunchError,
     LaunchRequest, Launched, Message, NodeClassCloud, OfferingStatus, OptionalApi, Override, Resolution, ServiceStatus,
     Untagged,
@@ -41,7 +42,7 @@ impl Cloud for Ec2Provider {
     }
 
     fn mark_unavailable(&self, offering: &Override) {
-        self.offerings.mark_offering_unavailable(offering, crate::clock::now());
+        self.offerings.mark_offering_unavailable(offering, clock::now());
     }
 
     fn launch(&self, request: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>> {
@@ -74,11 +75,11 @@ impl Cloud for Ec2Provider {
                 tokio::time::sleep(NO_QUEUE).await;
                 return Ok(vec![]);
             };
-            let received = self.clients.metrics.read(queue.receive(crate::clock::now)).await?;
+            let received = self.clients.metrics.read(queue.receive(clock::now)).await?;
             for event in &received {
                 self.record_event(event);
             }
-            recording::received(&self.clients.metrics, &received, crate::clock::now());
+            recording::received(&self.clients.metrics, &received, clock::now());
             Ok(received.into_iter().map(Message::from).collect())
         }
         .boxed()
@@ -131,7 +132,7 @@ impl NodeClassCloud for Ec2Provider {
                 return Ok(());
             }
             let (profiles, cluster) = (self.node_classes.profiles(), &self.options.cluster_name);
-            let deleted = profiles.delete_unused(&self.clients, cluster, used, crate::clock::now()).await;
+            let deleted = profiles.delete_unused(&self.clients, cluster, used, clock::now()).await;
             match &deleted {
                 Ok(()) => self.degraded_apis.record_recovery(OptionalApi::InstanceProfiles),
                 Err(error) if error.class == Class::Unauthorized => {
@@ -181,7 +182,7 @@ impl InstanceEvents for Ec2Provider {
                     self.degraded_apis.record_failure(OptionalApi::StatusChecks, note);
                 }
             }
-            Ok(status_checks::unhealthy(&statuses?, crate::clock::now()))
+            Ok(status_checks::unhealthy(&statuses?, clock::now()))
         }
         .boxed()
     }
@@ -208,13 +209,13 @@ impl ClusterObserver for Ec2Provider {
     }
 
     fn registered(&self, claim: &NodeClaim, node: &Node) {
-        self.offerings.record_memory(claim, node, crate::clock::now());
+        self.offerings.record_memory(claim, node, clock::now());
     }
 }
 
 impl ServiceStatus for Ec2Provider {
     fn shifted_zones(&self) -> BTreeSet<String> {
-        self.offerings.shifts().shifted_zones(crate::clock::now())
+        self.offerings.shifts().shifted_zones(clock::now())
     }
 
     fn failing_apis(&self) -> BTreeMap<OptionalApi, String> {

@@ -1,7 +1,7 @@
 //! The EC2 provider: wires the stores and services, which own all state, and implements the interface of a cloud with them.
 //!
 //! Locks: every store documents its own. No method holds a lock of one store while it calls another store, except that
-//! [`crate::cloud::ec2::instances::tagging`] updates the list of degraded APIs under its lock.
+//! [`crate::ec2::instances::tagging`] updates the list of degraded APIs under its lock.
 
 pub mod background;
 pub mod class_resolution;
@@ -13,29 +13,30 @@ use std::sync::Arc;
 
 use kube::Client;
 use stowage_model::offering::CapacityType;
+use stowage_runtime::clock;
 
-use crate::cloud::MessageKind;
-use crate::cloud::ec2::aws::client::{AwsClients, ConnectError};
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::failing_apis::DegradedApis;
-use crate::cloud::ec2::instances::instance_store::InstanceStore;
-use crate::cloud::ec2::instances::spot_requests::{Interruptions, interruptions};
-use crate::cloud::ec2::instances::tagging::Tagger;
-use crate::cloud::ec2::interruption::messages::EventKind;
-use crate::cloud::ec2::interruption::sqs_queue::{Queue, QueueCounts, Received};
-use crate::cloud::ec2::launch::class_dry_run::DryRunValidator;
-use crate::cloud::ec2::launch::launch_context::LaunchContext;
-use crate::cloud::ec2::launch::launcher::Launcher;
-use crate::cloud::ec2::launch::templates::prewarm::Prewarmer;
-use crate::cloud::ec2::node_class::class_store::NodeClassStore;
-use crate::cloud::ec2::node_class::cluster_facts;
-use crate::cloud::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
-use crate::cloud::ec2::offerings::interruption_history::InterruptionKind;
-use crate::cloud::ec2::offerings::list_prices;
-use crate::cloud::ec2::offerings::offering_store::OfferingStore;
-use crate::cloud::ec2::offerings::refresh;
-use crate::cloud::ec2::offerings::refresh::RegionApis;
-use crate::cloud::ec2::options::Options;
+use crate::MessageKind;
+use crate::ec2::aws::client::{AwsClients, ConnectError};
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::failing_apis::DegradedApis;
+use crate::ec2::instances::instance_store::InstanceStore;
+use crate::ec2::instances::spot_requests::{Interruptions, interruptions};
+use crate::ec2::instances::tagging::Tagger;
+use crate::ec2::interruption::messages::EventKind;
+use crate::ec2::interruption::sqs_queue::{Queue, QueueCounts, Received};
+use crate::ec2::launch::class_dry_run::DryRunValidator;
+use crate::ec2::launch::launch_context::LaunchContext;
+use crate::ec2::launch::launcher::Launcher;
+use crate::ec2::launch::templates::prewarm::Prewarmer;
+use crate::ec2::node_class::class_store::NodeClassStore;
+use crate::ec2::node_class::cluster_facts;
+use crate::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
+use crate::ec2::offerings::interruption_history::InterruptionKind;
+use crate::ec2::offerings::list_prices;
+use crate::ec2::offerings::offering_store::OfferingStore;
+use crate::ec2::offerings::refresh;
+use crate::ec2::offerings::refresh::RegionApis;
+use crate::ec2::options::Options;
 
 /// Why EC2 can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -150,7 +151,7 @@ impl Ec2Provider {
 
     /// Records the consequences of an event for the offering or the reservation of its instance.
     pub(crate) fn record_event(&self, event: &Received) {
-        let now = crate::clock::now();
+        let now = clock::now();
         if event.kind == EventKind::CapacityReservationInterrupted {
             self.offerings.with_reservations(|reservations| reservations.record_interrupted(&event.instance_id, now));
         }

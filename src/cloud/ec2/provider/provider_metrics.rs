@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex};
 
 use prometheus::Registry;
 use stowage_model::offering::CapacityType;
+use stowage_runtime::clock;
+use stowage_runtime::sync::lock;
+use stowage_runtime::telemetry::cloud_metrics::{CloudMetrics, raise_to};
 
-use crate::clock;
-use crate::cloud::Override;
-use crate::cloud::ec2::offerings::catalog_cache::ReservedOfferings;
-use crate::cloud::ec2::offerings::region_snapshot::RegionSnapshot;
-use crate::cloud::ec2::provider::Ec2Provider;
-use crate::sync::lock;
-use crate::telemetry::cloud_metrics::{CloudMetrics, raise_to};
+use crate::Override;
+use crate::ec2::offerings::catalog_cache::ReservedOfferings;
+use crate::ec2::offerings::region_snapshot::RegionSnapshot;
+use crate::ec2::provider::Ec2Provider;
 
 /// The capacity types of the region's own offerings; reservations belong to node classes.
 const REGION_CAPACITY_TYPES: [CapacityType; 2] = [CapacityType::OnDemand, CapacityType::Spot];
@@ -113,12 +113,12 @@ mod tests {
     use prometheus::core::Collector;
     use prometheus::proto::Metric;
     use stowage_model::units::MicroUsd;
+    use stowage_runtime::telemetry::Metrics;
 
     use super::*;
-    use crate::cloud::catalog::embedded;
-    use crate::cloud::ec2::launch::request::tests::facts;
-    use crate::cloud::ec2::options::Options;
-    use crate::telemetry::Metrics;
+    use crate::catalog::embedded;
+    use crate::ec2::launch::request::tests::facts;
+    use crate::ec2::options::Options;
     use crate::test_support::fake_aws;
 
     #[test]

@@ -1,10 +1,10 @@
 //! Values of EC2 metrics that are recorded where the event happens.
 
 use stowage_model::time::UnixMillis;
+use stowage_runtime::telemetry::cloud_metrics::CloudMetrics;
 
-use crate::cloud::ec2::interruption::sqs_queue::Received;
-use crate::cloud::{CloudError, LaunchError};
-use crate::telemetry::cloud_metrics::CloudMetrics;
+use crate::ec2::interruption::sqs_queue::Received;
+use crate::{CloudError, LaunchError};
 
 /// The `error` label of a failed launch, by Karpenter's names; empty where Karpenter has no name.
 pub(crate) fn launch_error(error: &LaunchError) -> &'static str {
@@ -34,7 +34,7 @@ mod tests {
     use stowage_model::events;
 
     use super::*;
-    use crate::cloud::ec2::interruption::messages::EventKind;
+    use crate::ec2::interruption::messages::EventKind;
 
     #[test]
     fn the_age_of_events_is_observed_and_never_negative() {

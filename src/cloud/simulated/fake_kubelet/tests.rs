@@ -5,8 +5,8 @@ use stowage_model::time::UnixMillis;
 use stowage_model::units::{Bytes, Millicores};
 
 use super::*;
-use crate::cloud::catalog::{NodeSettings, SpotPricing, embedded};
-use crate::cloud::simulated::engine_state::NodeProgress;
+use crate::catalog::{NodeSettings, SpotPricing, embedded};
+use crate::simulated::engine_state::NodeProgress;
 
 fn record(instance_type: &str) -> InstanceRecord {
     InstanceRecord {

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use serde_json::json;
 use stowage_model::offering::CapacityType;
+use stowage_test_objects::{claim, node_class};
 
 use super::*;
-use crate::cloud::{LaunchDetails, MessageKind};
-use crate::test_support::objects::{claim, node_class};
+use crate::{LaunchDetails, MessageKind};
 
 fn opened(config: SimulatedConfig) -> (Arc<SimulatedEc2>, Arc<AtomicI64>) {
     let time = Arc::new(AtomicI64::new(1_000_000));

@@ -1,15 +1,15 @@
 //! The document of small and of huge clusters.
 
 use serde_json::{Value, json};
+use stowage_cloud::offering_state;
 use stowage_model::labels;
 use stowage_model::pause;
 use stowage_model::units::MicroUsd;
+use stowage_test_objects as objects;
 
 use super::*;
-use crate::cloud::offering_state;
 use crate::decisions::holds;
 use crate::state::plan_record::PlanRecord;
-use crate::test_support::objects;
 
 const NOW: UnixMillis = UnixMillis(100_000);
 

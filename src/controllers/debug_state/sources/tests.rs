@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_test_objects as objects;
 
 use super::*;
-use crate::clock;
 use crate::controllers::disruption::consolidation;
 use crate::controllers::event_queue::EventQueue;
 use crate::decisions::disruption::consolidation::Memory;
@@ -12,7 +13,6 @@ use crate::decisions::disruption::verdicts::Reports;
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::test_support::failures::World;
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects;
 
 fn document(sources: &DebugSources, now: UnixMillis) -> Value {
     serde_json::from_slice(&sources.document(Process::default(), now)).unwrap()

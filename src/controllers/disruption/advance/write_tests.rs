@@ -3,14 +3,14 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use stowage_model::labels;
 use stowage_model::pause::Pause;
+use stowage_runtime::sync::lock;
+use stowage_test_objects::{claim, pod};
 
 use super::*;
 use crate::decisions::disruption::move_record::MoveRecord;
 use crate::state::kinds::KINDS;
-use crate::sync::lock;
 use crate::test_support::consolidation_world::{add, add_of_others, world};
 use crate::test_support::failures::{World, transcript};
-use crate::test_support::objects::{claim, pod};
 
 fn annotate(world: &World, path: &str, annotations: &Value) {
     let mut object = world.api.stored(path).unwrap();

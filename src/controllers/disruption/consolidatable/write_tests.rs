@@ -1,10 +1,10 @@
 use serde_json::{Value, json};
 use stowage_api::conditions;
+use stowage_test_objects::{claim, launched, node, node_pool, pod};
 
 use super::*;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{claim, launched, node, node_pool, pod};
 
 /// The claim `c` of the NodePool `p`, and its node x.
 fn world() -> World {

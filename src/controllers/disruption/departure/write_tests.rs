@@ -1,11 +1,11 @@
 use serde_json::json;
 use stowage_api::NodeClaim;
 use stowage_model::labels;
+use stowage_test_objects::{claim, launched, node, pod};
 
 use super::*;
 use crate::test_support::failures::{World, first_turn};
 use crate::test_support::kubernetes::{FakeApi, Fault};
-use crate::test_support::objects::{claim, launched, node, pod};
 
 /// The interrupted claims c-0 to c-2 with their nodes; their deadline is over.
 fn interrupted() -> World {

@@ -4,13 +4,13 @@ use serde_json::{Value, json};
 use stowage_api::NodeClaim;
 use stowage_model::labels;
 use stowage_model::pause::Pause;
+use stowage_test_objects::{claim, node_pool};
 
 use super::*;
 use crate::controllers::disruption::roll_back::{RETRY, abandon};
 use crate::test_support::consolidation_world::{add, world};
 use crate::test_support::failures::World;
 use crate::test_support::kubernetes::Fault;
-use crate::test_support::objects::{claim, node_pool};
 
 fn mark_of(world: &World, claim: &str) -> Value {
     world.api.stored(&format!("nodeclaims/{claim}")).unwrap()["metadata"]["annotations"][labels::DISRUPTING].clone()

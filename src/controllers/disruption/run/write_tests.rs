@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use serde_json::json;
 use stowage_model::labels;
 use stowage_model::pause::Pause;
+use stowage_test_objects::{claim, launched, node, node_pool};
 
 use super::*;
 use crate::controllers::disruption::start::start;
@@ -13,7 +14,6 @@ use crate::state::object_ext::ObjectExt;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
-use crate::test_support::objects::{claim, launched, node, node_pool};
 
 /// The claims `c` and `other` with their nodes x and y; c and x have these annotations and taints.
 fn world(annotations: &serde_json::Value, taint: Option<&str>) -> World {

@@ -5,6 +5,8 @@ use stowage_model::labels;
 use stowage_model::pause::Pause;
 use stowage_model::units::MicroUsd;
 use stowage_planner::Plan;
+use stowage_runtime::sync::lock;
+use stowage_test_objects::{claim, launched, node, node_pool, pod};
 
 use super::*;
 use crate::controllers::disruption::consolidation;
@@ -16,11 +18,9 @@ use crate::decisions::disruption::marked::MarkedNodes;
 use crate::decisions::disruption::verdicts::Reports;
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::state::kinds::KINDS;
-use crate::sync::lock;
 use crate::test_support::consolidation_world::{self, add, add_of_others, add_of_type};
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{claim, launched, node, node_pool, pod};
 
 /// The NodePool `p` with this budget, its claims `c` and `other`, and their nodes x and y.
 fn world(budget: &str) -> World {

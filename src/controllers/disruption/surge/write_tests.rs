@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use stowage_test_objects::{claim, launched, node, pod};
 
 use super::*;
 use crate::decisions::pod_ref::PodRef;
@@ -8,7 +9,6 @@ use crate::state::surging_pods::Surge;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
-use crate::test_support::objects::{claim, launched, node, pod};
 
 /// A pod of the ReplicaSet `web-7d` that surges on a node that stays; it `left` the ReplicaSet.
 fn setup(left: bool) -> World {

@@ -2,6 +2,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde_json::json;
 use stowage_api::NodeClaim;
+use stowage_test_objects::{claim, launched, node, pod};
 
 use super::*;
 use crate::controllers::enforcement::opening::{Opening, open};
@@ -9,7 +10,6 @@ use crate::decisions::placement::mode::PlacementMode;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
-use crate::test_support::objects::{claim, launched, node, pod};
 
 const LATER: &str = "2099-01-01T00:00:00Z";
 

@@ -2,13 +2,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
+use stowage_test_objects::{claim, launched, node, pod};
 
 use super::*;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
-use crate::test_support::objects::{claim, launched, node, pod};
 
 const LATER: &str = "2099-01-01T00:00:00Z";
 

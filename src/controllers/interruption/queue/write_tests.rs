@@ -1,18 +1,18 @@
 use serde_json::json;
+use stowage_cloud::{Instance, InstanceState};
 use stowage_model::labels;
 use stowage_model::pause::Pause;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::lock;
+use stowage_test_objects::{claim, instance, launched, node, node_class};
 
 use super::*;
-use crate::cloud::{Instance, InstanceState};
 use crate::controllers::disruption::departure;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::sync::lock;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault, Recorded};
-use crate::test_support::objects::{claim, instance, launched, node, node_class};
 use crate::test_support::scripted_cloud::FakeCloud;
 
 /// The claims `c` and `other` with their nodes x and y.

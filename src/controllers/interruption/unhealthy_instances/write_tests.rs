@@ -1,11 +1,11 @@
 use serde_json::json;
 use stowage_model::instance_health::Category;
 use stowage_model::labels;
+use stowage_test_objects::{claim, launched, node};
 
 use super::*;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{claim, launched, node};
 
 fn world() -> World {
     let api = FakeApi::default();

@@ -1,9 +1,9 @@
 use serde_json::json;
+use stowage_test_objects::{claim, instance, launched, node, node_class};
 
 use super::*;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{claim, instance, launched, node, node_class};
 
 fn world() -> World {
     let api = FakeApi::default();

@@ -3,13 +3,13 @@ use std::sync::Arc;
 use prometheus::IntCounterVec;
 use prometheus::core::Collector;
 use serde_json::json;
+use stowage_runtime::telemetry::Metrics;
+use stowage_runtime::telemetry::controllers::ControllerMetrics;
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::decisions::placement::mode::PlacementMode;
-use crate::telemetry::Metrics;
-use crate::telemetry::controllers::ControllerMetrics;
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects;
 use crate::test_support::scripted_cloud::FakeCloud;
 
 fn claim(grace: Option<&str>, annotations: &serde_json::Value) -> NodeClaim {

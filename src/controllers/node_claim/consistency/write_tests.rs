@@ -1,9 +1,9 @@
 use serde_json::json;
+use stowage_test_objects::{claim, launched, node};
 
 use super::*;
 use crate::test_support::failures::{World, first_turn, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{claim, launched, node};
 
 /// Initialized claims and their nodes; the node of the first one has half of its memory.
 fn world(count: usize) -> World {

@@ -2,12 +2,12 @@ use std::sync::Arc;
 
 use serde_json::json;
 use stowage_model::labels;
+use stowage_test_objects::{claim, launched, node, pod};
 
 use super::*;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
-use crate::test_support::objects::{claim, launched, node, pod};
 
 /// The Node x with a taint, the deleted claim c of it with these annotations, and the pods a and b on the node.
 fn world(annotations: &serde_json::Value, taint: &str) -> World {

@@ -3,11 +3,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use stowage_model::labels;
+use stowage_test_objects::{claim, instance, launched, node, pod};
 
 use super::*;
 use crate::test_support::failures::World;
 use crate::test_support::kubernetes::{FakeApi, Fault};
-use crate::test_support::objects::{claim, instance, launched, node, pod};
 use crate::test_support::scripted_cloud::FakeCloud;
 
 /// A deleted claim with its tainted node x, and a process whose watch has delivered no pod yet.
@@ -76,6 +76,6 @@ async fn forced_termination_and_an_instance_that_is_gone_wait_for_no_pod() {
 
     let (world_without_instance, ctx) = world(&json!({}));
     world_without_instance.api.put(&bound("late", json!({})));
-    crate::sync::lock(&world_without_instance.cloud.instances).clear();
+    stowage_runtime::sync::lock(&world_without_instance.cloud.instances).clear();
     assert!(confirm(&ctx).await.unwrap());
 }

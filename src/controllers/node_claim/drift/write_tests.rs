@@ -1,10 +1,10 @@
 use serde_json::json;
 use stowage_model::events;
+use stowage_test_objects::{claim, launched};
 
 use super::*;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{claim, launched};
 
 fn world() -> World {
     let api = FakeApi::default();

@@ -1,11 +1,11 @@
 use serde_json::json;
 use stowage_model::labels;
 use stowage_model::pause::Pause;
+use stowage_test_objects::claim;
 
 use super::*;
 use crate::test_support::failures::{World, first_turn, transcript};
 use crate::test_support::kubernetes::{FakeApi, Fault};
-use crate::test_support::objects::claim;
 
 fn world() -> World {
     let api = FakeApi::default();

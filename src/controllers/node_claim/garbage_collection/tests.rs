@@ -2,11 +2,11 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde_json::json;
 use stowage_api::{Ec2NodeClass, NodeClaim};
+use stowage_cloud::{Capabilities, Instance, LaunchError, LaunchRequest, Launched, Message, Override};
 use stowage_model::offering::Catalog;
+use stowage_test_objects as objects;
 
 use super::*;
-use crate::cloud::{Capabilities, Instance, LaunchError, LaunchRequest, Launched, Message, Override};
-use crate::test_support::objects;
 
 /// A cloud with an instance whose claim is created during the query.
 struct LateClaim(Arc<Cluster>);

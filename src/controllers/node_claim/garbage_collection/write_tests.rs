@@ -1,11 +1,11 @@
 use serde_json::json;
 use stowage_model::labels;
 use stowage_model::pause::Pause;
+use stowage_test_objects::{claim, instance, launched, node};
 
 use super::*;
 use crate::test_support::failures::{World, first_turn, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{claim, instance, launched, node};
 use crate::test_support::scripted_cloud::FakeCloud;
 
 /// The leaked instance i-2 with its Node, the claim `orphan` without an instance, the stranded Node `stranded`, and the claim

@@ -1,9 +1,9 @@
 use serde_json::json;
+use stowage_test_objects::{claim, launched};
 
 use super::*;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{claim, launched};
 use crate::test_support::scripted_cloud::FakeCloud;
 
 fn world() -> World {

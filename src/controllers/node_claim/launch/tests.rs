@@ -1,12 +1,12 @@
 //! Tests of [`super`]: the offerings a claim may be launched as, and what is written to it afterwards.
 
+use stowage_cloud::InstanceState;
 use stowage_model::offering::{CapacityType, Offering};
 use stowage_model::reservation::ReservationKind;
 use stowage_model::time::UnixMillis;
+use stowage_test_objects as objects;
 
 use super::*;
-use crate::cloud::InstanceState;
-use crate::test_support::objects;
 
 fn found(partitions: &[&str]) -> Arc<InstanceType> {
     let offering = |partition: &&str| Offering {

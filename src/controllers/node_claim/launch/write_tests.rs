@@ -1,9 +1,10 @@
 use serde_json::json;
+use stowage_test_objects as objects;
+use stowage_test_objects::{catalog, node_class};
 
 use super::*;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{self, catalog, node_class};
 use crate::test_support::scripted_cloud::FakeCloud;
 
 /// The claims `c` and `other`, which may be an m5.large, and their class.

@@ -1,11 +1,11 @@
 use serde_json::Value;
 use stowage_api::conditions;
 use stowage_model::pause::Pause;
+use stowage_test_objects::{catalog, claim, instance, launched, node, node_class, pod};
 
 use super::*;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::{FakeApi, Fault, Recorded};
-use crate::test_support::objects::{catalog, claim, instance, launched, node, node_class, pod};
 use crate::test_support::scripted_cloud::FakeCloud;
 
 /// Takes the steps that are due for the claim `c`, one after the other, until none is due or one fails.

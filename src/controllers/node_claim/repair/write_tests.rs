@@ -1,10 +1,10 @@
 use serde_json::{Value, json};
 use stowage_model::labels;
+use stowage_test_objects::{claim, launched, node, node_pool};
 
 use super::*;
 use crate::test_support::failures::{World, first_turn, transcript};
 use crate::test_support::kubernetes::{FakeApi, Fault};
-use crate::test_support::objects::{claim, launched, node, node_pool};
 
 /// Nodes of the NodePool `p`; the first ones are not ready for a long time.
 fn world(nodes: usize, unhealthy: usize) -> World {

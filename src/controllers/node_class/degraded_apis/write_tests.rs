@@ -1,10 +1,10 @@
 use serde_json::json;
+use stowage_test_objects::node_class;
 
 use super::*;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::test_support::failures::first_turn;
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::node_class;
 use crate::test_support::scripted_cloud::FakeCloud;
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 use stowage_api::conditions::EC2_NODE_CLASS_DEPENDENTS;
 use stowage_model::events;
+use stowage_test_objects as objects;
 
 use super::*;
 
@@ -17,7 +18,7 @@ fn class(metadata: Value, status: Value) -> Ec2NodeClass {
 }
 
 fn claim(name: &str) -> Arc<NodeClaim> {
-    Arc::new(crate::test_support::objects::claim(name, &json!({})))
+    Arc::new(objects::claim(name, &json!({})))
 }
 
 fn at(second: i64) -> UnixMillis {

@@ -1,10 +1,10 @@
 use serde_json::json;
 use stowage_model::events;
+use stowage_test_objects::{claim, node_class};
 
 use super::*;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{claim, node_class};
 use crate::test_support::scripted_cloud::FakeCloud;
 
 /// The class `default` with this metadata, and `other`.

@@ -1,10 +1,10 @@
 use serde_json::json;
 use stowage_model::labels;
+use stowage_test_objects::{claim, node_class, node_pool};
 
 use super::*;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{claim, node_class, node_pool};
 use crate::test_support::small_cluster::{NOW, SmallCluster};
 
 /// The pools `p`, with this metadata, and `other`, their class, and the claim `c` of `p`.

@@ -1,11 +1,11 @@
 use serde_json::json;
+use stowage_test_objects::{node_class, node_pool};
 
 use super::*;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::test_support::failures::first_turn;
 use crate::test_support::kubernetes::object_store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
-use crate::test_support::objects::{node_class, node_pool};
 use crate::test_support::scripted_cloud::FakeCloud;
 
 fn api() -> FakeApi {

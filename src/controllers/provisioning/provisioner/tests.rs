@@ -1,19 +1,19 @@
 //! Plans with pods that the planner panics over, or that the API server rejects NodeClaims for.
 
 use serde_json::{Value, json};
+use stowage_cloud::Cloud;
 use stowage_model::labels;
 use stowage_planner::{ColumnCache, Problem};
+use stowage_test_objects::{claim, conditions_true, launched, node, node_pool, pod};
 
 use super::write_tests::{pending, world};
 use super::*;
-use crate::cloud::Cloud;
 use crate::controllers::caps::Capped;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::state::plan_record::PlanRecord;
 use crate::test_support::failures::World;
 use crate::test_support::kubernetes::Fault;
 use crate::test_support::kubernetes::object_store::Refusal;
-use crate::test_support::objects::{claim, launched, node, node_pool, pod};
 
 /// A pending pod of a namespace that selects nodes by the label `team`, which the NodePool leaves open.
 fn pending_of(world: &World, namespace: &str, name: &str, team: &str) {
@@ -27,7 +27,7 @@ fn pending_of(world: &World, namespace: &str, name: &str, team: &str) {
 /// [`world`] with a NodePool that leaves the label `team` open.
 fn open_world() -> World {
     let world = world();
-    let ready = json!({"conditions": crate::test_support::objects::conditions_true(&["Ready"])});
+    let ready = json!({"conditions": conditions_true(&["Ready"])});
     let open = json!([{"key": "team", "operator": "Exists"}]);
     let spec = json!({"template": {"spec": {"requirements": open}}});
     world.api.put(&node_pool("p", &json!({"spec": spec, "status": ready})));
@@ -196,7 +196,7 @@ async fn a_node_claim_that_can_not_be_changed_delays_no_pod() {
 /// A world with the NodePools `p` and `poisonous` and the nodes `x0` to `x4` with room for the pod `a`.
 fn supplied_world(pools: &[&str], nodes: &[&str]) -> World {
     let world = world();
-    let ready = json!({"conditions": crate::test_support::objects::conditions_true(&["Ready"])});
+    let ready = json!({"conditions": conditions_true(&["Ready"])});
     for name in pools {
         world.api.put(&node_pool(name, &json!({"metadata": {"generation": 1}, "status": ready})));
     }
@@ -242,7 +242,7 @@ async fn a_node_pool_that_the_planner_panics_over_is_left_out_until_it_changes()
     assert!(events.iter().any(|event| event.starts_with(expected)), "{events:?}");
     let pools = |ctx: &Context| take_snapshot(ctx, &ctx.ready_pools()).problem.pools.len();
     assert_eq!(pools(&ctx), 2);
-    let ready = json!({"conditions": crate::test_support::objects::conditions_true(&["Ready"])});
+    let ready = json!({"conditions": conditions_true(&["Ready"])});
     ctx.cluster.update(|state| {
         state.apply_pool(node_pool("poisonous", &json!({"metadata": {"generation": 2}, "status": ready})));
     });

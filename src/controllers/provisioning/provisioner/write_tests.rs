@@ -6,13 +6,13 @@ use stowage_api::NodeClaim;
 use stowage_model::labels;
 use stowage_model::pause::Pause;
 use stowage_planner::{ColumnCache, Problem};
+use stowage_test_objects::{catalog, claim, launched, node, node_class, node_pool, pod, pod_budget};
 
 use super::*;
 use crate::controllers::caps::Capped;
 use crate::state::snapshot::SnapshotRequest;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{catalog, claim, launched, node, node_class, node_pool, pod, pod_budget};
 use crate::test_support::scripted_cloud::FakeCloud;
 
 /// A ready pool and its class.

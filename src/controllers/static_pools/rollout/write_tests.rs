@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 use stowage_model::labels;
 use stowage_model::pause::Pause;
+use stowage_test_objects::{catalog, claim, conditions_true, launched, node, node_class, node_pool};
 
 use super::*;
 use crate::controllers::static_pools::scale;
@@ -8,7 +9,6 @@ use crate::decisions::static_pools::launch_backoff::LaunchBackoff;
 use crate::decisions::static_pools::replicas::Size;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{catalog, claim, conditions_true, launched, node, node_class, node_pool};
 use crate::test_support::scripted_cloud::FakeCloud;
 
 /// The static NodePool `p` with two drifted nodes.

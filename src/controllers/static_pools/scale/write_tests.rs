@@ -3,11 +3,11 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use stowage_model::labels;
 use stowage_model::pause::Pause;
+use stowage_test_objects::{catalog, claim, conditions_true, launched, node_class, node_pool};
 
 use super::*;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{catalog, claim, conditions_true, launched, node_class, node_pool};
 use crate::test_support::scripted_cloud::FakeCloud;
 
 /// The static NodePool `p` with this spec, and NodeClaims of it.

@@ -127,9 +127,9 @@ mod tests {
     use serde_json::{Value, json};
     use stowage_model::offering::Catalog;
     use stowage_model::units::{Bytes, Millicores};
+    use stowage_test_objects::{instance_type, node_pool, offering};
 
     use super::*;
-    use crate::test_support::objects::{instance_type, node_pool, offering};
 
     fn market(requirements: &Value) -> Market {
         let size = |cpu: &'static str, memory: &'static str| [("cpu", cpu), ("memory", memory)];

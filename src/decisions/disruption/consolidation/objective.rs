@@ -153,9 +153,9 @@ fn permille(text: &str) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stowage_test_objects as objects;
 
     use super::*;
-    use crate::test_support::objects;
 
     fn terms(payback: Option<&str>, min_savings: Option<&str>) -> (PoolTerms, Vec<String>) {
         annotated(&json!({(labels::CONSOLIDATION_PAYBACK): payback, (labels::CONSOLIDATION_MIN_SAVINGS): min_savings}))

@@ -1,10 +1,10 @@
 use serde_json::{Value, json};
 use stowage_planner::Effort;
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::state::pod_budgets::EvictionBlock;
 use crate::state::pods::PodRecord;
-use crate::test_support::objects;
 use crate::test_support::small_cluster::{NOW, SmallCluster};
 
 mod blockers;

@@ -2,13 +2,13 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 use stowage_model::labels;
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::decisions::disruption::candidates::candidates;
 use crate::decisions::disruption::node_facts::FactsCache;
 use crate::decisions::holds::resolve;
 use crate::state::pod_budgets::PodBudgets;
-use crate::test_support::objects;
 
 const READY: &str = r#"{"Launched": "00", "Registered": "00", "Initialized": "00", "Drifted": "05"}"#;
 

@@ -1,11 +1,11 @@
 use serde_json::{Value, json};
 use stowage_model::labels;
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::decisions::demand::demand;
 use crate::decisions::disruption::candidates::pods_to_reschedule;
 use crate::decisions::holds::resolve;
-use crate::test_support::objects;
 
 const NOW: UnixMillis = UnixMillis(1_000_000);
 const MINUTE: Duration = Duration::from_mins(1);

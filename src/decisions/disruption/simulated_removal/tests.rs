@@ -2,11 +2,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use stowage_model::labels;
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::decisions::provisioning::supply_quarantine::Source;
 use crate::state::node_state::BOOT_TIMEOUT;
-use crate::test_support::objects;
 use crate::test_support::small_cluster::{NOW, SmallCluster};
 
 fn with_limit(cpu: &str) -> Value {

@@ -1,9 +1,9 @@
 use serde_json::{Value, json};
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
+use stowage_test_objects as objects;
 
 use super::*;
-use crate::test_support::objects;
 
 /// A node of the same name as its claim, with these annotations.
 fn put_node(state: &mut ClusterState, name: &str, annotations: &Value) {

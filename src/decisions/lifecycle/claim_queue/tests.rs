@@ -1,10 +1,10 @@
 use serde_json::{Value, json};
 use stowage_api::NodeClaim;
 use stowage_model::labels;
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::test_support::history::{self, History};
-use crate::test_support::objects;
 
 fn deleted(annotations: &Value) -> NodeClaim {
     let metadata = json!({"finalizers": [labels::TERMINATION_FINALIZER], "annotations": annotations,

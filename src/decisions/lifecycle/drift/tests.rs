@@ -1,10 +1,10 @@
 use serde_json::{Value, json};
 use stowage_api::hash;
+use stowage_cloud::catalog::{SpotPricing, embedded};
 use stowage_model::events::DeclaredEvent;
+use stowage_test_objects as objects;
 
 use super::*;
-use crate::cloud::catalog::{SpotPricing, embedded};
-use crate::test_support::objects;
 
 const CREATED: &str = "2026-01-01T00:00:00Z";
 

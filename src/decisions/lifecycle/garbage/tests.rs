@@ -1,8 +1,8 @@
 use serde_json::json;
+use stowage_test_objects as objects;
+use stowage_test_objects::instance;
 
 use super::*;
-use crate::test_support::objects;
-use crate::test_support::objects::instance;
 
 fn claim(name: &str, id: &str) -> NodeClaim {
     objects::claim(name, &json!({"status": objects::launched(id, &["Launched"])}))

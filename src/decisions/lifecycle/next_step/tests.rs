@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
+use stowage_test_objects as objects;
 
 use super::*;
-use crate::test_support::objects;
 
 /// Merges objects, and keeps null in the result, where it deletes a member of the object that is patched with it.
 fn merge(into: &mut Value, from: Value) {

@@ -1,9 +1,9 @@
 use serde_json::{Value, json};
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::decisions::disruption::node_facts::FactsCache;
 use crate::decisions::holds::resolve;
-use crate::test_support::objects;
 
 /// The deletion of the claim `old`.
 const DELETED: UnixMillis = UnixMillis(100_000);

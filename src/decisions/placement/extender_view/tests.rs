@@ -1,10 +1,11 @@
 use serde_json::{Value, json};
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::decisions::holds::{HoldsCache, resolve};
 use crate::extender::{filter, preempt, prioritize};
 use crate::test_support::history::{self, History};
-use crate::test_support::{objects, state_with_planned_pod};
+use crate::test_support::state_with_planned_pod;
 
 const PODS: [&str; 7] = ["n/p0", "n/p1", "n/p2", "n/p3", "m/p0", "m/p1", "n/stranger"];
 const NODES: [&str; 4] = ["node-0", "node-1", "node-2", "ghost"];

@@ -1,9 +1,10 @@
 use serde_json::json;
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::decisions::holds::resolve;
 use crate::decisions::placement::planned_taint::planned_taint;
-use crate::test_support::{objects, state_with_planned_pod};
+use crate::test_support::state_with_planned_pod;
 
 fn count(state: &ClusterState, placement: PlacementMode, tainted: bool) -> usize {
     to_nominate(state, &resolve(state, UnixMillis(5)), placement, tainted, "c", "node-c").len()

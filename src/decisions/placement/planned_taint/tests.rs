@@ -1,8 +1,8 @@
 use serde_json::json;
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::decisions::holds::resolve;
-use crate::test_support::objects;
 
 const LATER: &str = "2099-01-01T00:00:00Z";
 

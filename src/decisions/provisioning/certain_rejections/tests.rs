@@ -1,9 +1,9 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use stowage_model::labels;
+use stowage_test_objects as objects;
 
 use super::*;
-use crate::test_support::objects;
 
 const NOW: UnixMillis = UnixMillis(100_000);
 

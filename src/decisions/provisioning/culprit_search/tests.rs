@@ -3,9 +3,9 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use serde_json::json;
 use stowage_planner::Interner;
+use stowage_test_objects as objects;
 
 use super::*;
-use crate::test_support::objects;
 
 /// Pods `namespace/name`; those with one name in one namespace have one class.
 fn pods(interner: &mut Interner, keys: &[(usize, usize)]) -> Vec<PodEntry> {

@@ -1,8 +1,8 @@
 use serde_json::{Value, json};
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::decisions::demand::demand;
-use crate::test_support::objects;
 
 fn put(state: &mut ClusterState, name: &str, rejected: bool, now: i64) {
     let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});

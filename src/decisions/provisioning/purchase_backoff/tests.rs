@@ -2,12 +2,12 @@ use proptest::prelude::*;
 use serde_json::json;
 use stowage_model::labels;
 use stowage_model::resources::Resources;
+use stowage_test_objects as objects;
 
 use super::*;
 use crate::decisions::demand::demand;
 use crate::decisions::holds::{HOLD_LAUNCH, HOLD_READY, resolve};
 use crate::state::plan_record::PlanRecord;
-use crate::test_support::objects;
 
 const START: UnixMillis = UnixMillis(1_800_000_000_000);
 const BOOT: Duration = Duration::from_secs(20);

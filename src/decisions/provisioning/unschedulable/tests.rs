@@ -1,8 +1,8 @@
 use serde_json::json;
 use stowage_planner::Interner;
+use stowage_test_objects as objects;
 
 use super::*;
-use crate::test_support::objects;
 
 const NOW: UnixMillis = UnixMillis(1_000_000);
 

@@ -12,11 +12,11 @@ use stowage_api::validation::is_quantity;
 use stowage_model::events;
 use stowage_model::events::DeclaredEvent;
 
-use crate::cloud::ami_family::AmiFamily;
-use crate::cloud::catalog::{NodeSettings, RawInstanceType, Trial};
-use crate::cloud::ec2::options::Options;
-use crate::cloud::kubelet_config::expressions::Unusable;
-use crate::cloud::kubelet_config::{INTERPRETED, Kubelet, KubeletMap};
+use crate::ami_family::AmiFamily;
+use crate::catalog::{NodeSettings, RawInstanceType, Trial};
+use crate::ec2::options::Options;
+use crate::kubelet_config::expressions::Unusable;
+use crate::kubelet_config::{INTERPRETED, Kubelet, KubeletMap};
 
 /// Why a class's kubelet configuration is invalid: reason ([`InvalidKubelet::reason`]) and message of the condition
 /// ValidationSucceeded.

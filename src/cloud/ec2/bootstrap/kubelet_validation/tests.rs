@@ -4,7 +4,7 @@ use serde_json::json;
 use stowage_api::Ec2NodeClass;
 
 use super::*;
-use crate::cloud::catalog::embedded;
+use crate::catalog::embedded;
 
 fn spec(family: &str, kubelet: Value) -> Ec2NodeClassSpec {
     let kubelet = serde_json::from_value(kubelet).unwrap();

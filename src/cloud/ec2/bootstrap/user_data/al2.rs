@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use crate::cloud::ec2::bootstrap::user_data::flags::kubelet_flags;
-use crate::cloud::ec2::bootstrap::user_data::input::{BootParameters, UserDataError};
-use crate::cloud::ec2::bootstrap::user_data::mime;
-use crate::cloud::ec2::bootstrap::user_data::mime::Part;
+use crate::ec2::bootstrap::user_data::flags::kubelet_flags;
+use crate::ec2::bootstrap::user_data::input::{BootParameters, UserDataError};
+use crate::ec2::bootstrap::user_data::mime;
+use crate::ec2::bootstrap::user_data::mime::Part;
 
 pub(crate) fn user_data(boot: &BootParameters<'_>) -> Result<String, UserDataError> {
     let mut parts = match boot.custom() {

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use stowage_api::node_class::{AmiSelectorTerm, AmiStatus};
 use toml::{Table, Value};
 
-use crate::cloud::ec2::bootstrap::user_data::input::{BootParameters, UserDataError};
+use crate::ec2::bootstrap::user_data::input::{BootParameters, UserDataError};
 
 /// The type of a setting.
 #[derive(Clone, Copy)]

@@ -5,7 +5,7 @@ use std::fmt::Display;
 
 use k8s_openapi::api::core::v1::Taint;
 
-use crate::cloud::ec2::bootstrap::user_data::input::BootParameters;
+use crate::ec2::bootstrap::user_data::input::BootParameters;
 
 /// The flags on one line, without empty ones.
 pub(crate) fn kubelet_flags(boot: &BootParameters<'_>) -> String {

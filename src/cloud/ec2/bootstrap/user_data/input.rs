@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::Taint;
 use stowage_model::labels as keys;
 use stowage_model::offering::CapacityType;
 
-use crate::cloud::ami_family::AmiFamily;
-use crate::cloud::ec2::bootstrap::user_data::mime::MimeError;
-use crate::cloud::kubelet_config::{Kubelet, KubeletError, KubeletMap};
+use crate::ami_family::AmiFamily;
+use crate::ec2::bootstrap::user_data::mime::MimeError;
+use crate::kubelet_config::{Kubelet, KubeletError, KubeletMap};
 
 /// The inputs of an instance's user data.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ pub struct UserDataInput<'a> {
     pub local_disks: bool,
     /// The class's `spec.userData`.
     pub custom: Option<&'a str>,
-    /// Version of a Bottlerocket image, where known ([`image_version`](crate::cloud::ec2::bootstrap::user_data::image_version)).
+    /// Version of a Bottlerocket image, where known ([`image_version`](crate::ec2::bootstrap::user_data::image_version)).
     pub image_version: Option<&'a str>,
 }
 

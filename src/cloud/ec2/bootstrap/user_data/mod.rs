@@ -9,11 +9,11 @@ pub mod mime;
 pub mod nodeadm;
 pub mod windows;
 
-pub use crate::cloud::ec2::bootstrap::user_data::bottlerocket::{ignored_settings, image_version};
-pub use crate::cloud::ec2::bootstrap::user_data::input::{UserDataError, UserDataInput};
+pub use crate::ec2::bootstrap::user_data::bottlerocket::{ignored_settings, image_version};
+pub use crate::ec2::bootstrap::user_data::input::{UserDataError, UserDataInput};
 
-use crate::cloud::ami_family::AmiFamily;
-use crate::cloud::ec2::bootstrap::user_data::input::BootParameters;
+use crate::ami_family::AmiFamily;
+use crate::ec2::bootstrap::user_data::input::BootParameters;
 
 /// The user data of an instance of the family, before base64. Equal inputs give equal texts.
 ///

@@ -5,11 +5,11 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 use serde_saphyr::DuplicateKeyPolicy;
 
-use crate::cloud::ec2::bootstrap::user_data::flags::node_labels;
-use crate::cloud::ec2::bootstrap::user_data::input::{BootParameters, UserDataError};
-use crate::cloud::ec2::bootstrap::user_data::mime;
-use crate::cloud::ec2::bootstrap::user_data::mime::Part;
-use crate::cloud::kubelet_config::KubeletMap;
+use crate::ec2::bootstrap::user_data::flags::node_labels;
+use crate::ec2::bootstrap::user_data::input::{BootParameters, UserDataError};
+use crate::ec2::bootstrap::user_data::mime;
+use crate::ec2::bootstrap::user_data::mime::Part;
+use crate::kubelet_config::KubeletMap;
 
 const NODE_CONFIG: &str = "application/node.eks.aws";
 /// Headers of a user's part that are kept.

@@ -1,7 +1,7 @@
 //! Windows: a PowerShell block that calls the EKS bootstrap script, after the user's lines. Local disks are not configured.
 
-use crate::cloud::ec2::bootstrap::user_data::flags::kubelet_flags;
-use crate::cloud::ec2::bootstrap::user_data::input::BootParameters;
+use crate::ec2::bootstrap::user_data::flags::kubelet_flags;
+use crate::ec2::bootstrap::user_data::input::BootParameters;
 
 pub(crate) fn user_data(boot: &BootParameters<'_>) -> String {
     let input = boot.input;

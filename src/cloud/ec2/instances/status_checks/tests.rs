@@ -3,7 +3,7 @@ use aws_sdk_ec2::types::{InstanceStatusDetails, InstanceStatusEvent, StatusName}
 use stowage_model::instance_health::Remedy;
 
 use super::*;
-use crate::cloud::ec2::aws::errors::Class;
+use crate::ec2::aws::errors::Class;
 use crate::test_support::fake_aws;
 
 const NOW: UnixMillis = UnixMillis(1_800_000_000_000);

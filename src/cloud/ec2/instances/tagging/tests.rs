@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::*;
-use crate::cloud::ec2::launch::request::tests::facts;
-use crate::cloud::ec2::options::Options;
-use crate::cloud::ec2::provider::Ec2Provider;
-use crate::cloud::{OptionalApi, ServiceStatus};
+use crate::ec2::launch::request::tests::facts;
+use crate::ec2::options::Options;
+use crate::ec2::provider::Ec2Provider;
 use crate::test_support::fake_aws;
 use crate::test_support::fake_aws::Request;
+use crate::{OptionalApi, ServiceStatus};
 
 const CLAIM: &str = "karpenter.sh/nodeclaim";
 const CLUSTER: &str = "eks:eks-cluster-name";

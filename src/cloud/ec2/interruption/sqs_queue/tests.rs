@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cloud::MessageKind;
+use crate::MessageKind;
 use crate::test_support::fake_aws;
 
 const URL: &str = "https://sqs.us-east-1.amazonaws.com/000000000000/q";

@@ -1,12 +1,13 @@
 use stowage_api::parse_requirements;
 use stowage_model::events;
+use stowage_test_objects::node_class;
 
 use super::*;
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::launch::request::tests as fixtures;
-use crate::cloud::ec2::node_class::class_store::NodeClassStore;
-use crate::cloud::ec2::offerings::offering_store::OfferingStore;
-use crate::cloud::ec2::options::Options;
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::launch::request::tests as fixtures;
+use crate::ec2::node_class::class_store::NodeClassStore;
+use crate::ec2::offerings::offering_store::OfferingStore;
+use crate::ec2::options::Options;
 
 fn validator(clients: AwsClients, options: Options) -> DryRunValidator {
     let options = Arc::new(options);
@@ -16,7 +17,7 @@ fn validator(clients: AwsClients, options: Options) -> DryRunValidator {
 }
 
 fn error(code: &str, message: &str) -> ApiError {
-    let class = crate::cloud::ec2::aws::errors::class_of(code);
+    let class = crate::ec2::aws::errors::class_of(code);
     ApiError { action: "ec2:X", code: code.into(), message: message.into(), class }
 }
 
@@ -65,10 +66,10 @@ async fn c33_subnets_in_zones_without_the_type_are_tried_last() {
     ] {
         let zones = zones.iter().map(|zone| (*zone).to_owned()).collect();
         let zones = Some(Ok([("m5.large".to_owned(), zones)].into()));
-        validator.context.offerings.learn_region(crate::cloud::ec2::offerings::region_snapshot::RegionResponses {
-            zones,
-            ..Default::default()
-        });
+        validator
+            .context
+            .offerings
+            .learn_region(crate::ec2::offerings::region_snapshot::RegionResponses { zones, ..Default::default() });
         let Ok(tried) = validator.inputs(&class, &[]) else { panic!("the class has something to launch") };
         assert_eq!((tried.instance_type.as_str(), &tried.subnets[..]), ("m5.large", &expected.map(str::to_owned)[..]));
     }
@@ -125,7 +126,7 @@ async fn invalid_user_data_is_reported_without_a_dry_run() {
 
 #[test]
 fn c33_a_verdict_holds_for_half_an_hour_unless_an_annotation_changes() {
-    let mut class = crate::test_support::objects::node_class("default", &serde_json::json!({}));
+    let mut class = node_class("default", &serde_json::json!({}));
     let verdicts = Verdicts::default();
     verdicts.put("u".into(), inputs_of(&class, &[]), Verdict::True, UnixMillis(0));
     assert_eq!(verdicts.get("u", inputs_of(&class, &[]), UnixMillis(-1) + TTL), Some(Verdict::True));
@@ -169,7 +170,7 @@ async fn the_dry_run_of_run_instances_has_the_metadata_options_of_the_class() {
     }));
     let validator = validator(clients, Options::of("c1"));
     let zones = Some(Ok([("m5.large".to_owned(), ["us-east-1a".to_owned()].into())].into()));
-    let responses = crate::cloud::ec2::offerings::region_snapshot::RegionResponses { zones, ..Default::default() };
+    let responses = crate::ec2::offerings::region_snapshot::RegionResponses { zones, ..Default::default() };
     validator.context.offerings.learn_region(responses);
     let class = fixtures::class(serde_json::json!({"metadataOptions": {
         "httpEndpoint": "enabled", "httpProtocolIPv6": "disabled", "httpPutResponseHopLimit": 1, "httpTokens": "required",

@@ -10,17 +10,18 @@ use stowage_model::events;
 use stowage_model::labels;
 use stowage_model::offering::CapacityType;
 use stowage_model::reservation::ReservationKind;
+use stowage_runtime::clock;
 
 use super::*;
-use crate::cloud::ec2::launch::request::tests::{claim, class, facts};
-use crate::cloud::ec2::node_class::select_capacity_reservations::tests::reservation;
-use crate::cloud::ec2::node_class::subnets::Subnet;
-use crate::cloud::ec2::options::Options;
-use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::cloud::ec2::provider::Ec2Provider;
-use crate::cloud::{Cloud, Override, ReservedIn};
+use crate::ec2::launch::request::tests::{claim, class, facts};
+use crate::ec2::node_class::select_capacity_reservations::tests::reservation;
+use crate::ec2::node_class::subnets::Subnet;
+use crate::ec2::options::Options;
+use crate::ec2::placement_group::PlacementGroup;
+use crate::ec2::provider::Ec2Provider;
 use crate::test_support::fake_aws;
 use crate::test_support::fake_aws::Request;
+use crate::{Cloud, Override, ReservedIn};
 
 /// The next responses to CreateFleet, first to last; afterwards each call launches an instance.
 type Responses = Arc<Mutex<VecDeque<Option<(u16, String)>>>>;
@@ -77,7 +78,7 @@ fn world_with(options: Options, reservations: &[(&str, i64)]) -> World {
     let mut class = class(json!({}));
     let list = reservations.iter().map(|(id, _)| reservation(id, "default", None));
     class.status.as_mut().unwrap().capacity_reservations = list.collect();
-    ec2.offerings.with_reservations(|counts| counts.set_described(reservations.iter().copied(), crate::clock::now()));
+    ec2.offerings.with_reservations(|counts| counts.set_described(reservations.iter().copied(), clock::now()));
     World { ec2: Arc::new(ec2), class, responses, seen }
 }
 
@@ -85,7 +86,7 @@ impl World {
     /// A request for m5.large of any of these capacity types, for a claim that this process created.
     fn request(&self, uid: &str, capacity_types: &[CapacityType]) -> LaunchRequest {
         let catalog = self.ec2.catalog(&self.class);
-        let created = (crate::clock::now() + Duration::from_mins(1)).rfc3339();
+        let created = (clock::now() + Duration::from_mins(1)).rfc3339();
         let offerings = |capacity_type: &CapacityType| {
             let one = |zone: &str| Override {
                 instance_type: "m5.large".into(),
@@ -124,7 +125,7 @@ impl World {
 
     fn is_unavailable(&self, capacity_type: CapacityType) -> bool {
         let one = self.request("uid", &[capacity_type]).overrides.remove(0);
-        self.ec2.offerings.unavailable().is_unavailable(&one, None, crate::clock::now())
+        self.ec2.offerings.unavailable().is_unavailable(&one, None, clock::now())
     }
 
     async fn launch(&self, uid: &str, capacity_types: &[CapacityType]) -> Result<Launched, LaunchError> {
@@ -165,9 +166,9 @@ const PREFERENCE: &str = "LaunchTemplateData.CapacityReservationSpecification.Ca
 #[tokio::test]
 async fn a_launch_into_a_reservation_decreases_its_count() {
     let world = world(&[("cr-1", 2)]);
-    let begin = crate::clock::now();
+    let begin = clock::now();
     let launched = world.launch("uid-1", &BOTH).await.unwrap();
-    assert!(launched.called_at.is_some_and(|at| (begin..=crate::clock::now()).contains(&at)));
+    assert!(launched.called_at.is_some_and(|at| (begin..=clock::now()).contains(&at)));
     let instance = launched.instance;
     assert_eq!(instance.capacity_type, CapacityType::Reserved);
     assert_eq!(instance.reservation, Some(ReservedIn { id: "cr-1".into(), kind: ReservationKind::OnDemand }));
@@ -240,7 +241,7 @@ async fn c14_a_throttled_call_releases_its_allocation_until_the_retry() {
     assert_eq!(world.launch("uid-1", &BOTH).await.unwrap().instance.capacity_type, CapacityType::Reserved);
     world.next(failed_override("RequestLimitExceeded"));
     world.ec2.offerings.with_reservations(|counts| {
-        counts.set_described([("cr-1", 1)], crate::clock::now() + Duration::from_millis(1));
+        counts.set_described([("cr-1", 1)], clock::now() + Duration::from_millis(1));
     });
     let error = world.launch("uid-2", &BOTH).await.unwrap_err();
     assert!(matches!(error, LaunchError::Rejected { event: events::REQUEST_LIMIT_EXCEEDED, .. }), "{error}");
@@ -260,7 +261,7 @@ async fn a_throttled_launch_selects_again_without_a_search() {
     let kinds = [CapacityType::OnDemand];
     assert_eq!(world.launch("uid-1", &kinds).await.unwrap_err(), LaunchError::Throttled);
     let in_a = world.request("uid-1", &kinds).overrides.remove(0);
-    world.ec2.offerings.mark_offering_unavailable(&in_a, crate::clock::now());
+    world.ec2.offerings.mark_offering_unavailable(&in_a, clock::now());
     world.launch("uid-1", &kinds).await.unwrap();
     let zones = world.sent("CreateFleet", "LaunchTemplateConfigs.1.Overrides.1.AvailabilityZone");
     assert_eq!(zones.into_iter().flatten().collect::<Vec<_>>(), ["us-east-1a", "us-east-1a", "us-east-1b"]);
@@ -301,7 +302,7 @@ async fn the_tokens_of_an_earlier_process_are_skipped_in_one_attempt_after_the_w
         for _ in 0..used {
             world.next(fake_aws::error("IdempotentParameterMismatch", "other parameters"));
         }
-        let batch = world.ec2.launcher.batches.of("uid-1", crate::clock::now());
+        let batch = world.ec2.launcher.batches.of("uid-1", clock::now());
         let Turn::Call(mut state) = batch.turn("uid-1").await else { panic!("nobody else launches") };
         assert!(!state.attempts.token_reused(UnixMillis(0)), "a wait since 1970");
         drop(state);
@@ -368,7 +369,7 @@ async fn a_group_is_split_over_the_subnets_of_a_zone_by_free_addresses() {
         free,
     });
     world.ec2.node_classes.with_addresses(|addresses| addresses.set_described(&subnets));
-    world.class.status.as_mut().unwrap().subnets = crate::cloud::ec2::node_class::subnets::status(subnets.to_vec());
+    world.class.status.as_mut().unwrap().subnets = crate::ec2::node_class::subnets::status(subnets.to_vec());
     let launched = world.launch_group(5, &[CapacityType::OnDemand]).await;
     assert!(launched.iter().all(Result::is_ok), "{launched:?}");
     let sent = |member| world.sent("CreateFleet", member).into_iter().flatten().collect::<Vec<_>>();

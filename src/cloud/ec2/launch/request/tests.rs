@@ -4,14 +4,14 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Taint;
 use serde_json::json;
 use stowage_model::events;
+use stowage_test_objects as objects;
 
 use super::*;
-use crate::cloud::catalog::{SpotPricing, embedded};
-use crate::cloud::ec2::launch::select::choose;
-use crate::cloud::ec2::node_class::ami_alias::one_of;
-use crate::cloud::launch_request::launchable;
-use crate::cloud::{LaunchDetails, Override};
-use crate::test_support::objects;
+use crate::catalog::{SpotPricing, embedded};
+use crate::ec2::launch::select::choose;
+use crate::ec2::node_class::ami_alias::one_of;
+use crate::launch_request::launchable;
+use crate::{LaunchDetails, Override};
 
 /// A ready class with two subnets and an image for each architecture.
 pub fn class(spec: serde_json::Value) -> Ec2NodeClass {

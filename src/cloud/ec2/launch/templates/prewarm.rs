@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use stowage_model::time::UnixMillis;
 
-use crate::cloud::LaunchError;
-use crate::cloud::ec2::launch::launch_context::LaunchContext;
-use crate::cloud::ec2::launch::request::{Shapes, TemplateInputs};
-use crate::cloud::ec2::launch::templates::recent::{LaunchShape, RecentShape};
-use crate::cloud::ec2::launch::templates::spec::Template;
-use crate::cloud::launch_request::launchable;
+use crate::LaunchError;
+use crate::ec2::launch::launch_context::LaunchContext;
+use crate::ec2::launch::request::{Shapes, TemplateInputs};
+use crate::ec2::launch::templates::recent::{LaunchShape, RecentShape};
+use crate::ec2::launch::templates::spec::Template;
+use crate::launch_request::launchable;
 
 /// Maximum templates that a sweep creates: launches share their rate limit.
 const MAX_CREATED: usize = 20;

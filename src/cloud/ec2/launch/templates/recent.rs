@@ -9,11 +9,11 @@ use kube::api::ObjectMeta;
 use stowage_api::{Ec2NodeClass, NodeClaim, NodePool};
 use stowage_model::offering::{CapacityType, Catalog};
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::lock;
 
-use crate::cloud::LaunchRequest;
-use crate::cloud::ec2::launch::request::TemplateInputs;
-use crate::cloud::ec2::launch::select::{Choice, TypeOffer};
-use crate::sync::lock;
+use crate::LaunchRequest;
+use crate::ec2::launch::request::TemplateInputs;
+use crate::ec2::launch::select::{Choice, TypeOffer};
 
 /// Maximum shapes of a NodePool and a class. Templates do not contain the list of instance types, so that few shapes cover the
 /// templates of many launches.
@@ -153,8 +153,8 @@ pub(crate) mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cloud::ec2::launch::request::tests::{claim, class, facts, request};
-    use crate::cloud::ec2::launch::select::choose;
+    use crate::ec2::launch::request::tests::{claim, class, facts, request};
+    use crate::ec2::launch::select::choose;
 
     /// A launch of m5.large, shared because its catalog is slow to build.
     static LAUNCH: LazyLock<LaunchRequest> =

@@ -24,8 +24,8 @@ use stowage_model::offering::CapacityType;
 use stowage_model::quantity::parse_bytes;
 use stowage_model::reservation::ReservationKind;
 
-use crate::cloud::ReservedIn;
-use crate::cloud::ec2::tags::{tag_specification, tags};
+use crate::ReservedIn;
+use crate::ec2::tags::{tag_specification, tags};
 
 /// Version of the translation of a [`Template`] into [`Template::data`], part of the name: it is incremented with every change of the
 /// translation, so that no template of another version of this program is used.

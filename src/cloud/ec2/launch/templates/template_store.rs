@@ -1,4 +1,4 @@
-//! Launch templates in EC2: created on first use or [in advance](crate::cloud::ec2::launch::templates::prewarm), deleted a minute
+//! Launch templates in EC2: created on first use or [in advance](crate::ec2::launch::templates::prewarm), deleted a minute
 //! after the last use.
 //!
 //! Locks: `entries` is released before the id of an entry is awaited. Both are held together only by `touch`, which does not wait.
@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use stowage_model::labels;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::sync::lock;
 
-use crate::cloud::ec2::aws::client::AwsClients;
-use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::aws::filters::filter;
-use crate::cloud::ec2::launch::templates::spec::Template;
-use crate::cloud::ec2::tags::CLUSTER_TAG;
-use crate::sync::lock;
+use crate::ec2::aws::client::AwsClients;
+use crate::ec2::aws::errors::{ApiError, Class};
+use crate::ec2::aws::filters::filter;
+use crate::ec2::launch::templates::spec::Template;
+use crate::ec2::tags::CLUSTER_TAG;
 
 /// A template is deleted this long after its last use.
 const TTL: Duration = Duration::from_mins(1);

@@ -5,12 +5,12 @@ use stowage_api::hash;
 use stowage_model::events::DeclaredEvent;
 
 use super::*;
-use crate::cloud::CloudError;
-use crate::cloud::ec2::launch::request::tests::{claim, class, facts};
-use crate::cloud::ec2::options::Options;
-use crate::cloud::ec2::provider::Ec2Provider;
-use crate::cloud::{Cloud, NodeClassCloud};
+use crate::CloudError;
+use crate::ec2::launch::request::tests::{claim, class, facts};
+use crate::ec2::options::Options;
+use crate::ec2::provider::Ec2Provider;
 use crate::test_support::fake_aws;
+use crate::{Cloud, NodeClassCloud};
 
 /// A change of a claim.
 type Change<'a> = &'a dyn Fn(&mut NodeClaim);

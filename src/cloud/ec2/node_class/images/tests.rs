@@ -1,6 +1,6 @@
 use super::*;
-use crate::cloud::ec2::aws::filters::tests::text;
-use crate::cloud::ec2::boot_image::image_of;
+use crate::ec2::aws::filters::tests::text;
+use crate::ec2::boot_image::image_of;
 use crate::test_support::fake_aws;
 
 fn image(id: &str, name: &str, created_at: i64, deprecated_at: Option<i64>) -> Image {
@@ -68,7 +68,7 @@ fn c30_the_owners_default_to_self_and_amazon_for_a_name() {
 #[test]
 fn an_instance_type_boots_the_first_matching_image() {
     let list = |alias: &str| {
-        let parameters = crate::cloud::ec2::node_class::ami_alias::parameters(alias, "1.34").unwrap();
+        let parameters = crate::ec2::node_class::ami_alias::parameters(alias, "1.34").unwrap();
         let all = parameters
             .into_iter()
             .flat_map(|parameter| parameter.requirements.into_iter().map(move |list| (parameter.name.clone(), list)));

@@ -1,10 +1,10 @@
 use std::sync::Arc;
 
 use serde_json::json;
+use stowage_test_objects::node_class;
 
 use super::*;
 use crate::test_support::fake_aws;
-use crate::test_support::objects::node_class;
 
 fn class(role: Option<&str>, profile: Option<&str>, status: Option<&str>) -> Ec2NodeClass {
     let spec = json!({"role": role, "instanceProfile": profile, "tags": {"team": "a"}});

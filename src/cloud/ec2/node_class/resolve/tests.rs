@@ -1,11 +1,11 @@
 use stowage_model::events;
+use stowage_test_objects::node_class;
 
 use super::*;
-use crate::cloud::ec2::aws::errors::Class;
-use crate::cloud::ec2::bootstrap::kubelet_validation;
-use crate::cloud::ec2::bootstrap::kubelet_validation::Gate;
-use crate::cloud::ec2::node_class::select_capacity_reservations::tests::reservation;
-use crate::test_support::objects::node_class;
+use crate::ec2::aws::errors::Class;
+use crate::ec2::bootstrap::kubelet_validation;
+use crate::ec2::bootstrap::kubelet_validation::Gate;
+use crate::ec2::node_class::select_capacity_reservations::tests::reservation;
 use serde_json::json;
 
 fn class(spec: serde_json::Value) -> Ec2NodeClass {
@@ -125,7 +125,7 @@ fn with(status: &Ec2NodeClassStatus, other: &Ec2NodeClassStatus) -> Ec2NodeClass
 
 #[test]
 fn c29_an_alias_without_images_for_the_version_is_reported() {
-    let error = crate::cloud::ec2::node_class::ami_alias::parameters("al2@latest", "1.34").unwrap_err();
+    let error = crate::ec2::node_class::ami_alias::parameters("al2@latest", "1.34").unwrap_err();
     let (_, verdicts) = resolved_status(
         &Ec2NodeClassStatus::default(),
         ClassResponses { images: Err(error.into()), ..responses() },

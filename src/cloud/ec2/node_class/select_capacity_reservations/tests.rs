@@ -1,5 +1,5 @@
 use super::*;
-use crate::cloud::ec2::aws::filters::tests::text;
+use crate::ec2::aws::filters::tests::text;
 use crate::test_support::fake_aws;
 
 const MINUTE: Duration = Duration::from_mins(1);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::cloud::ec2::aws::filters::tests::text;
+use crate::ec2::aws::filters::tests::text;
 use crate::test_support::fake_aws;
 
 fn subnet(id: &str, zone: &str, free: i64) -> Subnet {

@@ -1,16 +1,16 @@
 use stowage_model::labels;
 use stowage_model::offering::Offering;
+use stowage_test_objects::node_class;
 
 use super::*;
-use crate::cloud::catalog::embedded;
-use crate::cloud::catalog::overhead::MIB;
-use crate::cloud::ec2::node_class::ami_alias::one_of;
-use crate::cloud::ec2::node_class::select_capacity_reservations::tests::reservation;
-use crate::cloud::ec2::offerings::discovered_memory::tests::record;
-use crate::cloud::ec2::offerings::placement_score_table::ScoreSettings;
-use crate::cloud::ec2::offerings::region_snapshot::RegionSnapshot;
-use crate::cloud::ec2::offerings::unavailable::CapacityScope;
-use crate::test_support::objects::node_class;
+use crate::catalog::embedded;
+use crate::catalog::overhead::MIB;
+use crate::ec2::node_class::ami_alias::one_of;
+use crate::ec2::node_class::select_capacity_reservations::tests::reservation;
+use crate::ec2::offerings::discovered_memory::tests::record;
+use crate::ec2::offerings::placement_score_table::ScoreSettings;
+use crate::ec2::offerings::region_snapshot::RegionSnapshot;
+use crate::ec2::offerings::unavailable::CapacityScope;
 
 struct World {
     region: Region,

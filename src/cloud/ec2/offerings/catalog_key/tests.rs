@@ -1,8 +1,8 @@
 use serde_json::{Value, json};
+use stowage_test_objects::node_class;
 
 use super::*;
-use crate::cloud::catalog::embedded;
-use crate::test_support::objects::node_class;
+use crate::catalog::embedded;
 
 fn key_of(spec: Value) -> CatalogKey {
     let mut whole = json!({"amiSelectorTerms": [{"alias": "al2023@latest"}]});

@@ -2,13 +2,13 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 use stowage_model::offering::CapacityType::{OnDemand, Reserved, Spot};
+use stowage_test_objects::node_class;
 
 use super::*;
-use crate::cloud::catalog::embedded;
-use crate::cloud::ec2::offerings::region_snapshot::{RegionResponses, RegionSnapshot};
-use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
-use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::test_support::objects::node_class;
+use crate::catalog::embedded;
+use crate::ec2::offerings::region_snapshot::{RegionResponses, RegionSnapshot};
+use crate::ec2::offerings::spot_prices::SpotHistory;
+use crate::ec2::placement_group::PlacementGroup;
 
 fn region() -> RegionSnapshot {
     RegionSnapshot::embedded("us-east-1", embedded())

@@ -5,7 +5,7 @@ use aws_sdk_ec2::types::{
 use stowage_model::units::Bytes;
 
 use super::*;
-use crate::cloud::catalog::{NodeSettings, SpotPricing, embedded};
+use crate::catalog::{NodeSettings, SpotPricing, embedded};
 use crate::test_support::fake_aws;
 
 fn card(index: i32, enis: i32, gbps: Option<f64>) -> NetworkCardInfo {

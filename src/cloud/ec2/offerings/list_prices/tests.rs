@@ -1,8 +1,8 @@
 use serde_json::json;
 
 use super::*;
-use crate::cloud::ec2::aws::client::pricing_region;
-use crate::cloud::ec2::aws::errors::Class;
+use crate::ec2::aws::client::pricing_region;
+use crate::ec2::aws::errors::Class;
 use crate::test_support::fake_aws;
 
 fn product(name: &str, prices: &[(&str, &str)]) -> String {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::cloud::catalog::embedded;
+use crate::catalog::embedded;
 
 #[test]
 fn a_region_has_a_few_groups_of_many_types() {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::cloud::catalog::embedded;
+use crate::catalog::embedded;
 use crate::test_support::fake_aws;
 
 fn snapshot() -> RegionSnapshot {

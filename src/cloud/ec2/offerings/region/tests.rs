@@ -3,13 +3,13 @@ use std::collections::BTreeSet;
 use serde_json::json;
 use stowage_model::offering::CapacityType;
 use stowage_model::units::MicroUsd;
+use stowage_test_objects::node_class;
 
 use super::*;
-use crate::cloud::OptionalApi;
-use crate::cloud::catalog::embedded;
-use crate::cloud::ec2::offerings::list_prices::OnDemandPrices;
-use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
-use crate::test_support::objects::node_class;
+use crate::OptionalApi;
+use crate::catalog::embedded;
+use crate::ec2::offerings::list_prices::OnDemandPrices;
+use crate::ec2::offerings::spot_prices::SpotHistory;
 
 fn class(zone: &str) -> CatalogKey {
     let spec = json!({"amiSelectorTerms": [{"alias": "al2023@latest"}]});

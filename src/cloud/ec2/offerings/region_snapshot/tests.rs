@@ -1,7 +1,7 @@
 use super::*;
-use crate::cloud::catalog::embedded;
-use crate::cloud::ec2::aws::errors::Class;
-use crate::cloud::ec2::offerings::instance_types::unusable_response;
+use crate::catalog::embedded;
+use crate::ec2::aws::errors::Class;
+use crate::ec2::offerings::instance_types::unusable_response;
 
 fn refused() -> ApiError {
     ApiError {

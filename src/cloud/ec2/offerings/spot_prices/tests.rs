@@ -1,5 +1,5 @@
 use super::*;
-use crate::cloud::ec2::aws::errors::Class;
+use crate::ec2::aws::errors::Class;
 use crate::test_support::fake_aws;
 
 fn record(name: &str, zone: &str, price: &str, at: Option<i64>) -> SpotPrice {

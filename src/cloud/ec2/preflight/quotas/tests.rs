@@ -1,11 +1,11 @@
 use serde_json::{Value, json};
+use stowage_test_objects::node_pool;
 
 use super::*;
-use crate::cloud::catalog::embedded;
-use crate::cloud::ec2::aws::errors::class_of;
-use crate::cloud::ec2::preflight::finding::CheckResult;
+use crate::catalog::embedded;
+use crate::ec2::aws::errors::class_of;
+use crate::ec2::preflight::finding::CheckResult;
 use crate::test_support::fake_aws;
-use crate::test_support::objects::node_pool;
 
 fn pool(requirements: Value) -> NodePool {
     node_pool("default", &json!({"spec": {"template": {"spec": {"requirements": requirements}}}}))

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
-use crate::cloud::ec2::launch::request::tests::facts;
-use crate::cloud::ec2::options::Options;
-use crate::cloud::ec2::provider::Ec2Provider;
-use crate::cloud::{CloudError, InstanceEvents, NodeClassCloud, OptionalApi, ServiceStatus};
+use crate::ec2::launch::request::tests::facts;
+use crate::ec2::options::Options;
+use crate::ec2::provider::Ec2Provider;
 use crate::test_support::fake_aws;
+use crate::{CloudError, InstanceEvents, NodeClassCloud, OptionalApi, ServiceStatus};
 
 /// A provider whose calls get these responses, last first; the first response repeats.
 fn scripted(responses: Vec<Option<(u16, String)>>) -> Ec2Provider {

@@ -5,14 +5,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use serde_json::json;
+use stowage_runtime::clock;
 
-use crate::cloud::ec2::launch::request::tests::{claim, class, facts, request};
-use crate::cloud::ec2::node_class::subnets::Subnet;
-use crate::cloud::ec2::options::Options;
-use crate::cloud::ec2::provider::Ec2Provider;
-use crate::cloud::{Cloud, LaunchDetails, LaunchError, LaunchRequest, Launched};
+use crate::ec2::launch::request::tests::{claim, class, facts, request};
+use crate::ec2::node_class::subnets::Subnet;
+use crate::ec2::options::Options;
+use crate::ec2::provider::Ec2Provider;
 use crate::test_support::fake_aws;
 use crate::test_support::fake_aws::Request;
+use crate::{Cloud, LaunchDetails, LaunchError, LaunchRequest, Launched};
 
 /// EC2 in memory: launch templates by name, instances by id, and faults.
 #[derive(Default)]
@@ -170,7 +171,7 @@ pub(super) fn world() -> World {
 
 /// A request for a claim that this process created. A creation time in the future holds for any duration of the test.
 pub(super) fn fresh() -> LaunchRequest {
-    let created = (crate::clock::now() + Duration::from_mins(1)).rfc3339();
+    let created = (clock::now() + Duration::from_mins(1)).rfc3339();
     request(class(json!({})), claim(&created, json!({})), &["m5.large"])
 }
 

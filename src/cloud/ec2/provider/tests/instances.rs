@@ -5,18 +5,17 @@ use serde_json::json;
 use stowage_api::Ec2NodeClass;
 use stowage_model::offering::CapacityType;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
 
-use crate::cloud::ec2::interruption::messages::EventKind;
-use crate::cloud::ec2::interruption::sqs_queue::Received;
-use crate::cloud::ec2::launch::request::tests::{class, facts};
-use crate::cloud::ec2::offerings::discovered_memory::tests::node;
-use crate::cloud::ec2::options::Options;
-use crate::cloud::ec2::provider::Ec2Provider;
-use crate::cloud::ec2::provider::tests::fake_ec2::{World, fresh, world};
-use crate::cloud::{
-    Cloud, ClusterObserver, Instance, InstanceState, InstanceTagging, NodeClassCloud, Override, Untagged,
-};
+use crate::ec2::interruption::messages::EventKind;
+use crate::ec2::interruption::sqs_queue::Received;
+use crate::ec2::launch::request::tests::{class, facts};
+use crate::ec2::offerings::discovered_memory::tests::node;
+use crate::ec2::options::Options;
+use crate::ec2::provider::Ec2Provider;
+use crate::ec2::provider::tests::fake_ec2::{World, fresh, world};
 use crate::test_support::fake_aws;
+use crate::{Cloud, ClusterObserver, Instance, InstanceState, InstanceTagging, NodeClassCloud, Override, Untagged};
 
 #[tokio::test]
 async fn an_instance_that_ec2_does_not_describe_yet_exists_and_can_be_terminated() {
@@ -66,8 +65,7 @@ async fn an_interrupted_spot_offering_is_unavailable() {
     let event = |kind, id: &str| Received { receipt: "r".into(), kind, instance_id: id.into(), at: UnixMillis(0) };
     world.ec2.record_event(&event(EventKind::RebalanceRecommendation, "i-1"));
     world.ec2.record_event(&event(EventKind::SpotInterrupted, "i-unknown"));
-    let is_unavailable =
-        |world: &World| world.ec2.offerings.unavailable().is_unavailable(&spot, None, crate::clock::now());
+    let is_unavailable = |world: &World| world.ec2.offerings.unavailable().is_unavailable(&spot, None, clock::now());
     assert!(!is_unavailable(&world));
     world.ec2.record_event(&event(EventKind::SpotInterrupted, "i-1"));
     assert!(is_unavailable(&world));

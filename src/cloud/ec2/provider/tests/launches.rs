@@ -5,14 +5,15 @@ use std::collections::BTreeSet;
 use serde_json::json;
 use stowage_model::events;
 use stowage_model::offering::CapacityType;
+use stowage_runtime::clock;
 
-use crate::cloud::ec2::launch::request::tests::{claim, class, request};
-use crate::cloud::ec2::node_class::subnets::Subnet;
-use crate::cloud::ec2::provider::tests::fake_ec2::{
+use crate::ec2::launch::request::tests::{claim, class, request};
+use crate::ec2::node_class::subnets::Subnet;
+use crate::ec2::provider::tests::fake_ec2::{
     failed_override, fresh, ids, inherited, inherited_member, launch_all, member, world,
 };
-use crate::cloud::{Cloud, InstanceState, LaunchError, Launched};
 use crate::test_support::fake_aws;
+use crate::{Cloud, InstanceState, LaunchError, Launched};
 
 #[tokio::test]
 async fn a_claim_becomes_an_instance() {
@@ -170,7 +171,7 @@ async fn c11_insufficient_capacity_is_reported_at_once_and_recorded() {
     let error = world.ec2.launch(request.clone()).await.unwrap_err();
     let LaunchError::InsufficientCapacity { unavailable } = error else { panic!("{error}") };
     assert_eq!(unavailable, [request.overrides[0].clone()]);
-    assert!(world.ec2.offerings.unavailable().is_unavailable(&unavailable[0], None, crate::clock::now()));
+    assert!(world.ec2.offerings.unavailable().is_unavailable(&unavailable[0], None, clock::now()));
     world.ec2.launch(request).await.unwrap();
     assert_eq!(world.fake().tokens, ["uid-1", "uid-1-1"], "a token with a response is not used again");
 }
@@ -203,7 +204,7 @@ async fn c15_the_launch_after_an_exhausted_subnet_uses_another_subnet() {
     assert_eq!(chosen["us-east-1a"], "subnet-c");
     let marks = world.ec2.offerings.unavailable();
     assert!(
-        marks.exhausted_zones(&class.status.unwrap().subnets, crate::clock::now()).is_empty(),
+        marks.exhausted_zones(&class.status.unwrap().subnets, clock::now()).is_empty(),
         "the zone has another subnet"
     );
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use stowage_model::offering::CapacityType;
 
 use super::*;
-use crate::cloud::catalog::{SpotPricing, embedded};
+use crate::catalog::{SpotPricing, embedded};
 
 const START: UnixMillis = UnixMillis(1_000_000);
 

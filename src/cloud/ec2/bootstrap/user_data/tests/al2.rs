@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::cloud::ec2::bootstrap::user_data::tests::{
+use crate::ec2::bootstrap::user_data::tests::{
     SCRIPT, SHELL, all_settings, input, kubelet, made, mime_parts, our_script,
 };
 
@@ -44,7 +44,7 @@ fn c21_al2_user_data_merges_mime_script_and_empty() {
     let broken = UserDataInput { custom: Some("MIME-Version: 1.0\n\nhello"), ..input() };
     assert_eq!(
         user_data(AmiFamily::Al2, &broken),
-        Err(UserDataError::Mime(crate::cloud::ec2::bootstrap::user_data::mime::MimeError::NotMultipart(String::new())))
+        Err(UserDataError::Mime(crate::ec2::bootstrap::user_data::mime::MimeError::NotMultipart(String::new())))
     );
 }
 

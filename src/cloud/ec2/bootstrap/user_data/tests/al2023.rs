@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::cloud::ec2::bootstrap::user_data::tests::{
+use crate::ec2::bootstrap::user_data::tests::{
     NODE_CONFIG, OUR_LABELS, SCRIPT, SHELL, all_settings, input, made, mime_parts, our_node_config,
 };
 

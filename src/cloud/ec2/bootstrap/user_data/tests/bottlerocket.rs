@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::cloud::ec2::bootstrap::user_data::tests::{all_settings, input, settings};
+use crate::ec2::bootstrap::user_data::tests::{all_settings, input, settings};
 
 #[test]
 fn c23_bottlerocket_settings_override_the_users() {

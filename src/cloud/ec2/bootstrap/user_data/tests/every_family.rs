@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use super::*;
-use crate::cloud::ec2::bootstrap::user_data::input::node_labels;
-use crate::cloud::ec2::bootstrap::user_data::tests::{
+use crate::ec2::bootstrap::user_data::input::node_labels;
+use crate::ec2::bootstrap::user_data::tests::{
     LABELS, input, kubelet, made, our_node_config, our_script, settings, taint,
 };
 

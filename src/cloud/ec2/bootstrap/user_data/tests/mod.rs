@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use stowage_model::offering::CapacityType;
 
 use super::*;
-use crate::cloud::kubelet_config::KubeletMap;
+use crate::kubelet_config::KubeletMap;
 
 const SCRIPT: &str = "#!/bin/bash\necho \"a: b\"";
 const SHELL: &str = "text/x-shellscript";

@@ -6,9 +6,7 @@ use proptest::test_runner::RngSeed;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::cloud::ec2::bootstrap::user_data::tests::{
-    NODE_CONFIG, SHELL, input, mime_parts, our_node_config, settings,
-};
+use crate::ec2::bootstrap::user_data::tests::{NODE_CONFIG, SHELL, input, mime_parts, our_node_config, settings};
 
 /// 256 cases with a fixed seed, so that results are reproducible; PROPTEST_CASES and PROPTEST_RNG_SEED change them.
 fn config() -> ProptestConfig {

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::cloud::ec2::bootstrap::user_data::tests::{input, kubelet, made};
+use crate::ec2::bootstrap::user_data::tests::{input, kubelet, made};
 
 #[test]
 fn c24_windows_arguments_are_in_order_after_the_users_lines() {

@@ -9,20 +9,21 @@ use stowage_api::{Ec2NodeClass, NodePool};
 use stowage_model::labels;
 use stowage_model::offering::CapacityType;
 use stowage_model::time::UnixMillis;
+use stowage_runtime::clock;
+use stowage_test_objects::node_pool;
 
 use super::*;
-use crate::cloud::ec2::launch::request::tests::{claim, class, facts, request};
-use crate::cloud::ec2::launch::templates::recent::tests::recent_shape;
-use crate::cloud::ec2::node_class::cluster_facts::ClusterFacts;
-use crate::cloud::ec2::node_class::select_capacity_reservations::tests::reservation;
-use crate::cloud::ec2::node_class::subnets::Subnet;
-use crate::cloud::ec2::options::Options;
-use crate::cloud::ec2::provider::Ec2Provider;
-use crate::cloud::{Cloud, ClusterObserver};
-use crate::cloud::{LaunchDetails, LaunchRequest};
+use crate::ec2::launch::request::tests::{claim, class, facts, request};
+use crate::ec2::launch::templates::recent::tests::recent_shape;
+use crate::ec2::node_class::cluster_facts::ClusterFacts;
+use crate::ec2::node_class::select_capacity_reservations::tests::reservation;
+use crate::ec2::node_class::subnets::Subnet;
+use crate::ec2::options::Options;
+use crate::ec2::provider::Ec2Provider;
 use crate::test_support::fake_aws;
 use crate::test_support::fake_aws::Request;
-use crate::test_support::objects::node_pool;
+use crate::{Cloud, ClusterObserver};
+use crate::{LaunchDetails, LaunchRequest};
 
 const MINUTE: Duration = Duration::from_mins(1);
 const HOUR: Duration = Duration::from_hours(1);
@@ -97,7 +98,7 @@ fn pool(metadata: Value, class: &str) -> Arc<NodePool> {
 impl World {
     /// A request for m5.large with the current class, for a claim that this process created.
     fn request(&self, uid: &str) -> LaunchRequest {
-        let mut claim = claim(&(crate::clock::now() + MINUTE).rfc3339(), json!({}));
+        let mut claim = claim(&(clock::now() + MINUTE).rfc3339(), json!({}));
         claim.metadata.uid = Some(uid.to_owned());
         let base = request(Ec2NodeClass::clone(&self.class), claim.clone(), &["m5.large"]);
         let (class, catalog) = (Arc::clone(&self.class), self.ec2.catalog(&self.class));
@@ -146,14 +147,14 @@ impl World {
 #[tokio::test]
 async fn a_template_stays_for_an_hour_after_the_last_launch_without_calls() {
     let world = world();
-    let begin = crate::clock::now();
+    let begin = clock::now();
     assert_eq!(world.launch("uid-1", "web").await, 2, "described and created");
     for number in 0..360 {
         assert_eq!(world.sweep(begin + SWEEP * number).await, 0);
     }
     assert_eq!(world.launch("uid-2", "web").await, 0);
     assert_eq!(world.sweep(begin + HOUR - Duration::from_millis(1)).await, 0);
-    let end = crate::clock::now() + HOUR;
+    let end = clock::now() + HOUR;
     assert_eq!((world.sweep(end).await, world.images().len()), (0, 1), "it was used less than a minute ago");
     assert_eq!((world.sweep(end + MINUTE).await, world.images().len()), (1, 0));
 }
@@ -161,7 +162,7 @@ async fn a_template_stays_for_an_hour_after_the_last_launch_without_calls() {
 #[tokio::test]
 async fn a_new_image_gets_its_template_before_a_launch() {
     let mut world = world();
-    let begin = crate::clock::now();
+    let begin = clock::now();
     world.launch("uid-1", "web").await;
     assert_eq!(world.sweep(begin + MINUTE * 5).await, 0);
     world.set_image("ami-new");
@@ -176,7 +177,7 @@ async fn a_new_image_gets_its_template_before_a_launch() {
 #[tokio::test]
 async fn a_changed_input_of_class_or_cluster_creates_a_new_template() {
     let mut world = world();
-    let mut now = crate::clock::now();
+    let mut now = clock::now();
     world.launch("uid-1", "web").await;
     let mut created = async |world: &World| {
         now += SWEEP;
@@ -199,7 +200,7 @@ async fn a_changed_input_of_class_or_cluster_creates_a_new_template() {
 #[tokio::test]
 async fn a_class_that_is_not_ready_gets_no_templates() {
     let mut world = world();
-    let begin = crate::clock::now();
+    let begin = clock::now();
     world.launch("uid-1", "web").await;
     world.set_image("ami-new");
     world.change(|class| class.metadata.generation = Some(4));
@@ -207,7 +208,7 @@ async fn a_class_that_is_not_ready_gets_no_templates() {
     world.change(|class| class.status.as_mut().unwrap().conditions[0].observed_generation = Some(4));
     assert_eq!(world.sweep(begin + SWEEP * 2).await, 2);
     world.change(|class| class.status.as_mut().unwrap().conditions[0].status = "False".into());
-    let last = crate::clock::now().max(begin + SWEEP * 2);
+    let last = clock::now().max(begin + SWEEP * 2);
     assert_eq!((world.sweep(last + MINUTE).await, world.images().len()), (1, 1), "only the current template stays");
 }
 
@@ -228,7 +229,7 @@ async fn a_deleted_class_or_pool_keeps_no_template() {
     ] {
         let world = world();
         world.launch("uid-1", "web").await;
-        let end = crate::clock::now();
+        let end = clock::now();
         world.ec2.observe(&classes, &pools);
         assert_eq!((world.sweep(end + MINUTE).await, world.images().len()), expected, "{what}");
         world.ec2.observe(std::slice::from_ref(&own_class), std::slice::from_ref(&own_pool));
@@ -244,7 +245,7 @@ async fn a_deleted_class_or_pool_keeps_no_template() {
 async fn a_failed_creation_blocks_no_other_template_and_is_retried() {
     for refused in ["ami-x86-new", "ami-arm-new"] {
         let mut world = world();
-        let begin = crate::clock::now();
+        let begin = clock::now();
         world.launch("uid-1", "web").await;
         let arm = request(class(json!({})), claim("2026-01-01T00:00:00Z", json!({})), &["m6g.large"]).overrides;
         world.ec2.launch(LaunchRequest { overrides: arm, ..world.request("uid-2") }).await.unwrap();
@@ -279,7 +280,7 @@ async fn templates_of_the_last_four_distinct_shapes_of_a_pool_are_kept() {
     for tier in ["a", "b", "c", "d", "e"] {
         world.launch(&format!("uid-{tier}"), tier).await;
     }
-    let end = crate::clock::now();
+    let end = clock::now();
     assert_eq!(
         (world.sweep(end + MINUTE).await, world.images().len()),
         (1, 4),
@@ -295,7 +296,7 @@ async fn a_launch_into_a_reservation_is_no_recent_shape() {
     world.change(|class| {
         class.status.as_mut().unwrap().capacity_reservations = vec![reservation("cr-1", "default", None)];
     });
-    world.ec2.offerings.with_reservations(|counts| counts.set_described([("cr-1", 5)], crate::clock::now()));
+    world.ec2.offerings.with_reservations(|counts| counts.set_described([("cr-1", 5)], clock::now()));
     let mut request = world.request("uid-1");
     for offering in &mut request.overrides {
         offering.capacity_type = CapacityType::Reserved;
@@ -305,7 +306,7 @@ async fn a_launch_into_a_reservation_is_no_recent_shape() {
     details.claim.spec.requirements = serde_json::from_value(requirement).unwrap();
     let launched = world.ec2.launch(LaunchRequest { details: Some(Arc::new(details)), ..request }).await.unwrap();
     assert_eq!(launched.instance.reservation.map(|reservation| reservation.id).as_deref(), Some("cr-1"));
-    assert_eq!((world.sweep(crate::clock::now() + MINUTE).await, world.images().len()), (1, 0), "deleted");
+    assert_eq!((world.sweep(clock::now() + MINUTE).await, world.images().len()), (1, 0), "deleted");
 }
 
 #[tokio::test]
@@ -315,6 +316,6 @@ async fn a_template_that_was_found_deleted_is_created_again() {
     let name = world.fake.lock().unwrap().templates.keys().next().unwrap().clone();
     world.fake.lock().unwrap().templates.clear();
     world.ec2.launch_context.templates.forget([name.as_str()]);
-    assert_eq!(world.sweep(crate::clock::now()).await, 2);
+    assert_eq!(world.sweep(clock::now()).await, 2);
     assert_eq!(world.images(), ["ami-x86"]);
 }

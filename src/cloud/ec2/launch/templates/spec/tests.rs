@@ -1,7 +1,7 @@
 use stowage_api::node_class::BlockDevice;
 
 use super::*;
-use crate::cloud::ec2::tags::{launch_tags, restricted_tag};
+use crate::ec2::tags::{launch_tags, restricted_tag};
 use crate::test_support::fake_aws;
 
 pub fn template() -> Template {

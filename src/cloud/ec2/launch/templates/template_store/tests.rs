@@ -1,7 +1,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::*;
-use crate::cloud::ec2::launch::templates::spec::tests::template;
+use crate::ec2::launch::templates::spec::tests::template;
 use crate::test_support::fake_aws;
 
 /// Responds as EC2 with one launch template.

@@ -1,4 +1,9 @@
 //! Test objects: each function returns the minimal valid object of its kind, merged (RFC 7386) with a patch.
+#![allow(
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    reason = "an object that does not parse is a defect of the test"
+)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +19,7 @@ use stowage_model::resources::Resources;
 use stowage_model::time::UnixMillis;
 use stowage_model::units::MicroUsd;
 
-use crate::cloud::{Instance, InstanceState};
+use stowage_model::instance::{Instance, InstanceState};
 
 fn merged<K: DeserializeOwned>(mut object: Value, patch: &Value) -> K {
     json_patch::merge(&mut object, patch);

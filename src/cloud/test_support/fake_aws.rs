@@ -13,8 +13,8 @@ use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_smithy_runtime_api::http::StatusCode;
 
-use crate::cloud::ec2::aws::client::{ATTEMPTS, AwsClients, READ_TIMEOUT};
-use crate::cloud::ec2::aws::rate_limited_http::{CallGate, rate_limited};
+use crate::ec2::aws::client::{ATTEMPTS, AwsClients, READ_TIMEOUT};
+use crate::ec2::aws::rate_limited_http::{CallGate, rate_limited};
 
 /// A request that a client sent.
 #[derive(Clone, Debug)]
