@@ -87,7 +87,8 @@ fn writer(outputs: &[LogOutput]) -> BoxMakeWriter {
     }
 }
 
-/// What is logged at a level: of dependencies, warnings only, and at `debug` actions.
+/// What is logged at a level: of dependencies, warnings only, and at `debug` actions. A directive matches all targets that begin with
+/// its text: `stowage` those of all crates of the service.
 fn filter(level: LogLevel) -> EnvFilter {
     let directives = match level {
         LogLevel::Debug => "stowage=debug,info",
@@ -124,6 +125,18 @@ pub(super) mod tests {
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn actions_of_all_crates_of_the_service_are_logged_and_of_dependencies_warnings_only() {
+        let logs = tracing_subscriber::fmt().with_env_filter(filter(LogLevel::Info)).with_writer(io::sink);
+        tracing::subscriber::with_default(logs.finish(), || {
+            assert!(tracing::enabled!(target: "stowage::controllers", tracing::Level::INFO));
+            assert!(tracing::enabled!(target: "stowage_cloud::ec2::launch", tracing::Level::INFO));
+            assert!(!tracing::enabled!(target: "stowage_cloud::ec2::launch", tracing::Level::DEBUG));
+            assert!(!tracing::enabled!(target: "kube_client::client", tracing::Level::INFO));
+            assert!(tracing::enabled!(target: "kube_client::client", tracing::Level::WARN));
+        });
     }
 
     #[test]

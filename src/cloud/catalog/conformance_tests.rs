@@ -1,7 +1,6 @@
 //! Karpenter's conformance cases of capacity and overhead, and a comparison of every embedded instance type with a checked-in
 //! table.
 
-use crate::catalog::overhead::MIB;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -11,6 +10,7 @@ use stowage_model::offering::InstanceType;
 
 use super::*;
 use crate::ami_family::AmiFamily;
+use crate::catalog::overhead::MIB;
 use crate::ec2::bootstrap::kubelet_validation;
 use crate::ec2::bootstrap::kubelet_validation::Gate;
 
