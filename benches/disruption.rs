@@ -14,8 +14,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stowage::parts::{
     ClusterState, Consolidation, Decision, DerivedState, InstanceTypes, Memory, ReadyPool, Request, Simulator,
-    SnapshotRequest, SpotPricing, embedded,
+    SnapshotRequest,
 };
+use stowage_cloud::catalog::{SpotPricing, embedded};
 use stowage_model::offering::InstanceType;
 use stowage_model::resources::Resources;
 use stowage_model::time::UnixMillis;

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use stowage::parts::{ClusterState, DerivedState, ReadyPool, SnapshotRequest, SpotPricing, embedded};
+use stowage::parts::{ClusterState, DerivedState, ReadyPool, SnapshotRequest};
+use stowage_cloud::catalog::{SpotPricing, embedded};
 use stowage_model::time::UnixMillis;
 use stowage_planner::{PlanSettings, plan};
 

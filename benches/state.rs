@@ -13,8 +13,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stowage::parts::{
     Cluster, ClusterState, DerivedState, FilterArgs, Hold, NodeRoom, PART_NAMES, PureParts, ReadyPool, SnapshotRequest,
-    SpotPricing, View, ViewInput, condition_series, embedded, filter, node_series, pod_series, prioritize,
+    View, ViewInput, condition_series, filter, node_series, pod_series, prioritize,
 };
+use stowage_cloud::catalog::{SpotPricing, embedded};
 use stowage_model::resources::Resources;
 use stowage_model::time::UnixMillis;
 use stowage_model::units::Millicores;

@@ -29,7 +29,7 @@ mod state;
 mod test_support;
 mod webhook;
 
-/// What the integration tests and benches of this package use.
+/// What the integration tests and benches of this package use of it.
 #[doc(hidden)]
 pub mod parts {
     pub use crate::controllers::condition_metrics::text as condition_series;
@@ -45,7 +45,4 @@ pub mod parts {
     pub use crate::state::snapshot::SnapshotRequest;
     pub use crate::state::{Cluster, ClusterState};
     pub use crate::webhook::rule_list::RULES;
-    pub use stowage_cloud::catalog::{SpotPricing, embedded};
-    pub use stowage_runtime::clock::now;
-    pub use stowage_runtime::telemetry::{Metrics, metric, registry};
 }

@@ -8,12 +8,14 @@ use std::time::Duration;
 use axum::body::Bytes;
 use futures::{StreamExt, stream};
 use serde_json::json;
-use stowage::parts::{AppState, Metrics, Server, ServerError, Shutdown, now};
+use stowage::parts::{AppState, Server, ServerError, Shutdown};
+use stowage_model::time::UnixMillis;
+use stowage_runtime::clock::now;
+use stowage_runtime::telemetry::Metrics;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use setup::{Setup, ask, config, held_view, review};
-use stowage_model::time::UnixMillis;
 use wire::{Authority, Connection, HTTP1, HTTP2, Pair, handshake, replace, shown};
 
 mod setup;

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use stowage::parts::{AppState, BoundAddrs, Hold, Metrics, NodeRoom, Server, ServerConfig, View, ViewInput, now};
+use stowage::parts::{AppState, BoundAddrs, Hold, NodeRoom, Server, ServerConfig, View, ViewInput};
 use stowage_model::resources::Resources;
 use stowage_model::time::UnixMillis;
 use stowage_model::units::Millicores;
+use stowage_runtime::clock::now;
+use stowage_runtime::telemetry::Metrics;
 use tempfile::TempDir;
 
 use super::wire::{Authority, Connection, HTTP1, Pair};
