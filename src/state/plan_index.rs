@@ -19,7 +19,7 @@ pub struct PlanIndex {
 impl PlanIndex {
     /// Adds the plan of a claim that is not in the index.
     pub fn add(&mut self, claim: &str, plan: &PlanRecord) {
-        let entry = || (plan.ends(), claim.to_owned());
+        let entry = || (plan.ends_at(), claim.to_owned());
         for pod in &plan.pods {
             self.by_pod.entry(pod.clone()).or_default().insert(entry());
         }
@@ -30,7 +30,7 @@ impl PlanIndex {
 
     /// Removes the plan of a claim; `plan` must be equal to the plan that was added.
     pub fn remove(&mut self, claim: &str, plan: &PlanRecord) {
-        let entry = (plan.ends(), claim.to_owned());
+        let entry = (plan.ends_at(), claim.to_owned());
         for pod in &plan.pods {
             remove(&mut self.by_pod, pod, &entry);
         }
@@ -44,12 +44,19 @@ impl PlanIndex {
         self.by_pod.get(pod).into_iter().flatten().map(|(_, claim)| claim)
     }
 
-    /// Whether a plan whose holds end after `now` names the pod or its owner.
-    pub fn is_live(&self, pod: &str, owner: Option<&str>, now: UnixMillis) -> bool {
-        let ends_later = |claims: &Claims| claims.last().is_some_and(|(until, _)| *until > now);
-        let of_owner = owner.and_then(|owner| self.by_owner.get(owner));
-        self.by_pod.get(pod).into_iter().chain(of_owner).any(ends_later)
+    /// Whether a plan whose holds end after `now` names the pod.
+    pub fn is_live(&self, pod: &str, now: UnixMillis) -> bool {
+        ends_after(self.by_pod.get(pod), now)
     }
+
+    /// Whether a plan whose holds end after `now` names the UID of a controller.
+    pub fn is_live_owner(&self, uid: &str, now: UnixMillis) -> bool {
+        ends_after(self.by_owner.get(uid), now)
+    }
+}
+
+fn ends_after(claims: Option<&Claims>, now: UnixMillis) -> bool {
+    claims.and_then(BTreeSet::last).is_some_and(|(until, _)| *until > now)
 }
 
 fn remove(claims: &mut HashMap<String, Claims>, key: &str, entry: &(UnixMillis, String)) {

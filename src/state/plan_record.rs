@@ -110,9 +110,14 @@ impl PlanRecord {
         }
     }
 
+    /// When its holds end, in no order.
+    pub fn ends(&self) -> impl Iterator<Item = UnixMillis> {
+        self.owners.values().filter_map(|owner| owner.until).chain([self.hold_until])
+    }
+
     /// When the last hold ends.
-    pub fn ends(&self) -> UnixMillis {
-        self.owners.values().filter_map(|owner| owner.until).fold(self.hold_until, UnixMillis::max)
+    pub fn ends_at(&self) -> UnixMillis {
+        self.ends().fold(self.hold_until, UnixMillis::max)
     }
 
     /// When the hold of a pod ends.

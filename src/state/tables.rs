@@ -23,7 +23,7 @@ use crate::state::deleted_uids::DeletedUids;
 use crate::state::node_health::Unhealthy;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_index::PlanIndex;
-use crate::state::plan_record::PlanRecord;
+use crate::state::plan_record::{Owner, PlanRecord};
 use crate::state::pod_budgets::PodBudgets;
 use crate::state::pod_progress::PodTimes;
 use crate::state::pods::{PodRecord, Scheduling};
@@ -116,7 +116,7 @@ impl ClusterState {
         self.observed_at
     }
 
-    /// NodeClaims with holds that end after `now`, with the end; twice where holds have different ends.
+    /// NodeClaims with holds that end after `now`, with the end; once for each where they have several.
     pub fn held_after(&self, now: UnixMillis) -> impl Iterator<Item = &(UnixMillis, String)> {
         self.held_until.range((UnixMillis(now.0.saturating_add(1)), String::new())..)
     }
@@ -284,22 +284,38 @@ impl ClusterState {
         }
     }
 
-    /// Whether a change of this pod may affect the live holds: a plan names it or its owner, or its node has holds.
+    /// Whether a change of this pod may affect the live holds: a plan with holds names it or a controller that it counts for, or its node may hold room.
     fn affects_holds(&self, key: &str, pod: &PodRecord) -> bool {
+        let id = pod.node.as_deref().and_then(|node| self.nodes.get(node)?.provider_id());
+        let mut claims = id.into_iter().flat_map(|id| self.claim_index.all_of_provider_id(id));
+        // Ended plans say of which controller a displaced pod was.
+        let displaced_of = |claim: &String| self.planned.get(claim)?.owners.get(key);
+        let mut owners = self.plan_index.claims_of(key).filter_map(displaced_of);
+        self.concerns_holds(key, pod)
+            || owners.any(|owner| self.plan_index.is_live_owner(&owner.uid, self.observed_at))
+            || claims.any(|claim| self.may_hold(claim))
+    }
+
+    /// Whether a plan with holds names this pod or its controller.
+    fn concerns_holds(&self, key: &str, pod: &PodRecord) -> bool {
         let owner = pod.entry.as_ref().ok().and_then(|entry| entry.owner.as_deref());
-        let node = || pod.node.as_deref().and_then(|node| self.claim_of(self.nodes.get(node)?));
-        self.plan_index.is_live(key, owner, self.observed_at)
-            || node().and_then(|claim| claim.metadata.name.as_deref()).is_some_and(|claim| self.may_hold(claim))
+        self.plan_index.is_live(key, self.observed_at)
+            || owner.is_some_and(|owner| self.plan_index.is_live_owner(owner, self.observed_at))
     }
 
     /// Whether a NodeClaim may hold room.
     fn may_hold(&self, claim: &str) -> bool {
-        self.planned.get(claim).is_some_and(|plan| !plan.pods.is_empty() && plan.ends() > self.observed_at)
+        self.planned.get(claim).is_some_and(|plan| !plan.pods.is_empty() && plan.ends_at() > self.observed_at)
     }
 
-    /// Records a change of a NodeClaim or of its node that may affect the live holds.
+    /// Records a change of a NodeClaim or of its node that may affect the live holds. Those of other NodeClaims depend on the pods that its plan names, also
+    /// after its own holds have ended.
     fn record_holds_of(&mut self, claim: &str) {
-        self.hold_revision += u64::from(self.may_hold(claim));
+        let Some(plan) = self.planned.get(claim) else { return };
+        let concerns = |key: &String| self.pods.get(key).is_some_and(|pod| self.concerns_holds(key, pod));
+        let is_live = |owner: &Owner| self.plan_index.is_live_owner(&owner.uid, self.observed_at);
+        let affects = self.may_hold(claim) || plan.pods.iter().any(concerns) || plan.owners.values().any(is_live);
+        self.hold_revision += u64::from(affects);
     }
 
     /// Applies a Node, unless a newer version is known.
@@ -401,10 +417,12 @@ impl ClusterState {
             return;
         }
         self.foreign_claims.remove(&name);
-        self.drop_claim(&name);
+        let is_new = self.drop_claim(&name).is_none();
+        // Pods may be moved from it: with the first listing it may come after their plans.
+        self.hold_revision += u64::from(is_new);
         let planned = PlanRecord::of(&claim);
         if !planned.pods.is_empty() {
-            self.held_until.extend([planned.hold_until, planned.ends()].map(|until| (until, name.clone())));
+            self.held_until.extend(planned.ends().map(|until| (until, name.clone())));
         }
         self.plan_index.add(&name, &planned);
         self.planned.insert(name.clone(), planned);
@@ -428,7 +446,7 @@ impl ClusterState {
         self.protections.remove(protection_ends(&*claim), Protected::Claim(name.to_owned()));
         if let Some(planned) = self.planned.remove(name) {
             self.plan_index.remove(name, &planned);
-            for until in [planned.hold_until, planned.ends()] {
+            for until in planned.ends() {
                 self.held_until.remove(&(until, name.to_owned()));
             }
         }
@@ -463,6 +481,8 @@ impl ClusterState {
     /// Removes a NodeClaim.
     pub fn delete_claim(&mut self, name: &str) {
         self.revision += 1;
+        // Pods may be moved from it.
+        self.hold_revision += 1;
         self.foreign_claims.remove(name);
         let claim = self.drop_claim(name);
         self.deleted.record(claim.and_then(|claim| claim.uid()));

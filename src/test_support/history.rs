@@ -288,7 +288,13 @@ impl History {
             NAMES.iter().enumerate().filter(|(at, _)| pods >> at & 1 == 1).map(|(_, pod)| *pod).collect();
         let source = picked(bits, 26, 4);
         let source = (source > 0).then(|| format!("node-{}", source - 1));
-        let owner = |at: usize| json!({"uid": format!("owner-{}", 1 + at / 2 % 2), "at_ms": 900_000, "node": source});
+        let source_claim = picked(bits, 28, 4);
+        let source_claim = (source_claim > 0).then(|| format!("claim-{}", source_claim - 1));
+        let until_ms = [None, None, Some(self.now.0 + 500), Some(self.now.0 + 60_000)][picked(bits, 24, 4) as usize];
+        let owner = |at: usize| {
+            json!({"uid": format!("owner-{}", 1 + at / 2 % 2), "at_ms": 900_000, "node": source,
+                "source": source_claim, "until_ms": until_ms})
+        };
         let owners: serde_json::Map<String, Value> = planned
             .iter()
             .enumerate()

@@ -144,6 +144,36 @@ fn f13_the_holds_are_resolved_again_after_the_changes_that_affect_them_only() {
     assert_eq!(late(7), late(60_000), "nothing changed at all");
 }
 
+/// Nothing changes meanwhile: only its end does.
+#[test]
+fn a_hold_with_an_end_of_its_own_is_over_then_in_a_quiet_cluster() {
+    let mut state = ClusterState::default();
+    let owner = |until: i64| json!({"uid": "rs", "at_ms": 0, "until_ms": until, "source": "from"});
+    let plan = json!({(labels::PLANNED_PODS): "[\"n/a\",\"n/b\",\"n/c\"]", (labels::HOLD_UNTIL): LATER,
+        (labels::PLANNED_OWNERS): json!({"n/a": owner(5_000), "n/b": owner(7_000), "n/c": owner(9_000)}).to_string()});
+    put_node(&mut state, "to", &plan);
+    put_node(&mut state, "from", &json!({}));
+    let mut cache = HoldsCache::default();
+    let mut held = |now| holds_of(&cache.resolve(&state, UnixMillis(now)), "to").len();
+    assert_eq!([4_000, 5_000, 6_999, 7_000, 8_999, 9_000].map(&mut held), [3, 2, 2, 1, 1, 0]);
+}
+
+#[test]
+fn a_change_of_an_ended_plan_counts_for_the_holds_of_others() {
+    let mut state = state(&["n/old"], &[("n/old", "rs")], LATER);
+    state.apply_node(objects::node("other", &json!({})));
+    put(&mut state, "new", "rs", Some("other"));
+    let mut cache = HoldsCache::default();
+    let strays = |cache: &mut HoldsCache, state: &ClusterState| cache.resolve(state, UnixMillis(60_000)).strays.len();
+    assert_eq!(strays(&mut cache, &state), 1);
+    // The pod was planned on a node whose holds have ended.
+    let ended = json!({(labels::PLANNED_PODS): "[\"n/new\"]", (labels::HOLD_UNTIL): "1970-01-01T00:00:01Z"});
+    put_node(&mut state, "d", &ended);
+    assert_eq!(strays(&mut cache, &state), 0, "a pod that a plan names is no stray");
+    state.delete_claim("d");
+    assert_eq!(strays(&mut cache, &state), 1);
+}
+
 #[test]
 fn a_pod_in_two_plans_has_the_hold_that_is_left() {
     let mut state = state(&["n/a"], &[], LATER);

@@ -140,7 +140,8 @@ impl Queue {
 /// Whether no pod needs the node of a claim, or is planned there. Each node of a static NodePool is needed.
 fn is_unneeded(state: &ClusterState, claim: &NodeClaim, now: UnixMillis) -> bool {
     let Some(node) = state.node_of(claim) else { return false };
-    let is_held = state.planned.get(&claim.name_any()).is_some_and(|plan| !plan.pods.is_empty() && plan.ends() > now);
+    let is_held =
+        state.planned.get(&claim.name_any()).is_some_and(|plan| !plan.pods.is_empty() && plan.ends_at() > now);
     claim.node_pool().is_some()
         && !state.is_static(claim)
         && !is_held

@@ -349,9 +349,10 @@ fn indexes(state: &ClusterState, now: UnixMillis) -> String {
         out.push(format!("{} of {:?}", node.name_any(), state.claim_of(node).map(|claim| claim.name_any())));
     }
     for key in ["n/p0", "n/p1", "n/p2", "n/p3", "m/p0", "m/p1"] {
-        for owner in [None, Some("owner-1"), Some("owner-2")] {
-            out.push(format!("{key} {owner:?} {}", state.plan_index.is_live(key, owner, now)));
-        }
+        out.push(format!("{key} {}", state.plan_index.is_live(key, now)));
+    }
+    for owner in ["owner-1", "owner-2"] {
+        out.push(format!("{owner} {}", state.plan_index.is_live_owner(owner, now)));
     }
     for pool in ["pool-1", "pool-2"] {
         let claims: Vec<_> = state.claim_index.of_pool(pool).collect();
