@@ -23,16 +23,27 @@ const FORCEFUL: &str = "Forceful Termination";
 /// Reason of a new claim that replaces no node.
 const PROVISIONED: &str = "provisioned";
 
-/// Counts a new claim, which replaces nodes for `reason` if there is one.
+/// Counts a new claim, which replaces nodes for `reason` if there is one, and creates the series in which it is counted if it is not launched in time.
 pub fn count_created(ctx: &Context, claim: &NodeClaim, reason: Option<DisruptionReason>) {
     ctx.metrics.claims_created.with_label_values(&created(claim, reason)).inc();
+    preset_disrupted(ctx, claim, &label(claim, labels::CAPACITY_TYPE), &[DisruptionReason::LaunchTimeout]);
 }
 
-/// Creates the series of a launched claim's Node. An increase that begins with the first Node of a zone would be missed, and the node be taken for one that
-/// never came.
-pub fn preset_registered(ctx: &Context, node_labels: &BTreeMap<String, String>) {
-    let [pool, zone] = [labels::NODE_POOL, labels::ZONE].map(|key| node_labels.get(key).cloned().unwrap_or_default());
+/// Creates the series in which a launched claim is counted when its Node registers, and when it does not. An alert on an increase misses the first one of a
+/// series that appears with it: of a zone, the node would be taken for one that never came; of many NodePools, every failure would be missed.
+pub fn preset_launched(ctx: &Context, claim: &NodeClaim, node_labels: &BTreeMap<String, String>) {
+    let [pool, zone, capacity_type] = [labels::NODE_POOL, labels::ZONE, labels::CAPACITY_TYPE]
+        .map(|key| node_labels.get(key).cloned().unwrap_or_default());
     ctx.metrics.nodes_created.with_label_values(&[pool, zone]).inc_by(0);
+    let timeouts = [DisruptionReason::RegistrationTimeout, DisruptionReason::InitializationTimeout];
+    preset_disrupted(ctx, claim, &capacity_type, &timeouts);
+}
+
+fn preset_disrupted(ctx: &Context, claim: &NodeClaim, capacity_type: &str, reasons: &[DisruptionReason]) {
+    for reason in reasons {
+        let [reason, pool, _, policy, mode] = disrupted(claim, None, *reason);
+        ctx.metrics.claims_disrupted.with_label_values(&[&*reason, &pool, capacity_type, &policy, &mode]).inc_by(0);
+    }
 }
 
 /// Counts a claim whose Node registered.

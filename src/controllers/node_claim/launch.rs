@@ -25,7 +25,7 @@ use stowage_runtime::clock;
 
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, single_values};
-use crate::controllers::node_claim::claim_metrics::preset_registered;
+use crate::controllers::node_claim::claim_metrics::preset_launched;
 use crate::controllers::node_claim::step_error::StepError;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::drift_hash::DriftHash;
@@ -278,7 +278,7 @@ async fn record(
     let mut node_labels = instance_labels(found, instance);
     // The claim's own labels take precedence (Karpenter core reference 5.2).
     node_labels.extend(single_values(claim));
-    preset_registered(ctx, &node_labels);
+    preset_launched(ctx, claim, &node_labels);
     let mut metadata = json!({ "labels": node_labels });
     let price = price(found, instance);
     let mut annotations =

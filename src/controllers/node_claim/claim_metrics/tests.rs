@@ -113,6 +113,34 @@ async fn what_ends_is_counted_with_its_times() {
 }
 
 #[tokio::test]
+async fn a_node_that_does_not_register_is_counted_in_a_series_that_is_there_before() {
+    let ctx = FakeApi::default().context(Arc::new(FakeCloud::default()), PlacementMode::Extender);
+    let metrics = &ctx.metrics;
+    let series = || -> BTreeMap<String, f64> {
+        let families = metrics.claims_disrupted.collect();
+        let of = |series: &prometheus::proto::Metric| {
+            let values: Vec<_> = series.get_label().iter().map(prometheus::proto::LabelPair::value).collect();
+            (values.join(" "), series.get_counter().get_value())
+        };
+        families[0].get_metric().iter().map(of).collect()
+    };
+    let zoned = json!({(labels::NODE_POOL): "p", (labels::CAPACITY_TYPE): "spot", (labels::ZONE): "z"});
+    let created = objects::claim("c", &json!({"metadata": {"labels": {(labels::NODE_POOL): "p"}}}));
+    count_created(&ctx, &created, None);
+    assert_eq!(series(), [("  p launch_timeout graceful".to_owned(), 0.0)].into());
+    preset_launched(&ctx, &created, &serde_json::from_value(zoned.clone()).unwrap());
+    assert_eq!(metrics.nodes_created.with_label_values(&["p", "z"]).get(), 0);
+    let launched = objects::claim("c", &json!({"metadata": {"labels": zoned}}));
+    let before = series();
+    count_disrupted(&ctx, &created, DisruptionReason::LaunchTimeout);
+    for reason in [DisruptionReason::RegistrationTimeout, DisruptionReason::InitializationTimeout] {
+        count_disrupted(&ctx, &launched, reason);
+    }
+    assert!(before.len() == 3 && before.values().all(|count| *count == 0.0), "{before:?}");
+    assert_eq!(series(), before.into_keys().map(|series| (series, 1.0)).collect());
+}
+
+#[tokio::test]
 async fn the_pods_of_a_disrupted_claim_that_need_another_node_are_counted() {
     let ctx = FakeApi::default().context(Arc::new(FakeCloud::default()), PlacementMode::Extender);
     let claim = objects::claim(
