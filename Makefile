@@ -26,7 +26,7 @@ CARGO_CYCLONEDX := $(CACHE)/cargo-cyclonedx-$(CARGO_CYCLONEDX_VERSION)/bin/cargo
 ADVISORIES := $(CARGO_TARGET_DIR)/advisories
 ADVISORY_DB_NAME := advisory-db-3157b0e258782691
 
-.PHONY: help demo checkout bench fuzz bench-launches bench-state bench-api bench-karpenter test soak soak-memory build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-outage test-disruption test-monitoring test-attacks test-scenarios test-replay test-e2e $(E2E:%=test-e2e-%) test-without-service test-attacks-short test-kills test-kills-short quick reference crds clean-cache
+.PHONY: help demo checkout bench fuzz bench-launches bench-state bench-api bench-karpenter test soak soak-memory build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-outage test-disruption test-monitoring test-attacks test-scenarios test-replay test-e2e test-moves $(E2E:%=test-e2e-%) test-without-service test-attacks-short test-kills test-kills-short quick reference crds clean-cache
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -41,8 +41,8 @@ demo-tools:
 
 # Suites that mostly wait run in parallel, the longest first. Those that measure how far kube-scheduler follows a plan run before them, beside
 # the Rust tests, which only get the CPU time that is left over. Suites of one target share a control plane.
-LANES := test-drift test-chart test-without-service test-ec2 test-ec2-faults test-disruption test-ec2-leaving test-kills-short test-karpenter-short \
-	test-outage test-swap test-attacks-short test-monitoring test-preflight
+LANES := test-drift test-chart test-without-service test-ec2-faults test-ec2 test-disruption test-ec2-leaving test-kills-short test-karpenter-short \
+	test-outage test-moves test-swap test-attacks-short test-monitoring test-preflight
 # A failed end-to-end test runs once more, alone, after all lanes. If it passes then, it is reported as flaky and the run succeeds.
 FAILURES = $(CARGO_TARGET_DIR)/e2e-failures.jsonl
 test: ## Every test
@@ -189,8 +189,11 @@ test-karpenter-1 test-karpenter-2 test-karpenter-3: test-karpenter-%: build tool
 test-swap: build tools moto ## From Karpenter's real controller to Stowage and back, with moto
 	$(call pytest,swap)
 
-test-e2e: build tools moto ## The whole service, with the real kube-scheduler (test-e2e-CLASS: one class of e2e/e2e_test.py); moves of pods; interruptions of many nodes
-	$(call pytest,e2e moves interruptions)
+test-e2e: build tools moto ## The whole service, with the real kube-scheduler (test-e2e-CLASS: one class of e2e/e2e_test.py)
+	$(call pytest,e2e)
+
+test-moves: build tools moto ## Moves of pods; interruptions of many nodes
+	$(call pytest,moves interruptions)
 
 $(E2E:%=test-e2e-%): test-e2e-%: build tools moto
 	$(call pytest,e2e)::Test$*
