@@ -51,10 +51,11 @@ class Prometheus:
         self.process.wait()
         shutil.rmtree(self.dir, ignore_errors=True)
 
-    def query(self, expression):
-        """The values of an expression, those that are no numbers left out; without an answer none. Raises ValueError when it is refused."""
+    def query(self, expression, at=None):
+        """The values of an expression now, or at a time; those that are no numbers are left out, and without an answer there are none. Raises ValueError when it
+        is refused."""
         try:
-            answer = requests.get(f"{self.url}/api/v1/query", params={"query": expression, "time": time.time()}, timeout=30)
+            answer = requests.get(f"{self.url}/api/v1/query", params={"query": expression, "time": at or time.time()}, timeout=30)
         except requests.ConnectionError:
             return []
         if answer.status_code == 503:  # it starts
@@ -121,10 +122,16 @@ def reason_of(expression):
 
 
 def rows_of(server, named):
-    """For each of (title, expression): title, expression, series, and why there is none."""
-    rows = []
+    """For each of (title, expression): title, expression, series, and why there is none. All are evaluated at a time at which the last scrape succeeded:
+    on a busy machine one takes longer than its timeout now and then, and until the next one there is no gauge."""
+
+    def scraped():
+        now = time.time()
+        return server.query("up == 1", now) and now
+
+    at, rows = wait_until(scraped, START_TIMEOUT, "a scrape"), []
     for title, expression in named:
-        count = len(server.query(filled(expression)))
+        count = len(server.query(filled(expression), at))
         rows.append((title, expression, count, "" if count else reason_of(expression)))
     return rows
 
