@@ -111,8 +111,9 @@ sbom: $(CARGO_CYCLONEDX) ## The CycloneDX SBOM of the binary for each platform o
 test-policies: moto ## The AWS policies of docs/aws against the calls of the code; log messages that the tests search for; the comparison of recorded requests; the Dockerfile; the second attempt of failed tests
 	$(call pytest,policies recording messages image second_attempt)
 
-fuzz: checkout ## Ten million executions of the fuzz targets in the release build, with overflow checks (STOWAGE_FUZZ_SEED=N for other ones)
+fuzz: checkout ## Ten million executions of the fuzz targets in the release build, with overflow checks; 80,000 random histories of a cluster (STOWAGE_FUZZ_SEED=N for other ones)
 	STOWAGE_FUZZ_EXECUTIONS=$${STOWAGE_FUZZ_EXECUTIONS:-1650000} cargo test --release --locked --quiet --package stowage --lib -- test_support::fuzz --nocapture
+	PROPTEST_CASES=$${STOWAGE_HISTORIES:-20000} PROPTEST_RNG_SEED=$${STOWAGE_FUZZ_SEED:-11} cargo test --release --locked --quiet --package stowage --lib -- every_history
 
 test-rust: checkout ## Unit, property and wire tests
 	nice cargo test --locked --quiet

@@ -231,7 +231,7 @@ proptest::proptest! {
     #![proptest_config(history::config())]
 
     #[test]
-    fn holds_that_follow_changes_equal_new_ones(events in history::history()) {
+    fn holds_that_follow_every_history_equal_new_ones(events in history::history()) {
         let mut history = History::default();
         let mut holds = HoldsCache::default();
         for event in events {

@@ -373,7 +373,7 @@ proptest::proptest! {
     #![proptest_config(history::config())]
 
     #[test]
-    fn the_indexes_equal_those_of_a_state_that_got_the_final_objects_only(events in history::history()) {
+    fn the_indexes_of_every_history_equal_those_of_a_state_that_got_its_final_objects_only(events in history::history()) {
         let mut history = History::default();
         for event in events {
             history.apply(event);

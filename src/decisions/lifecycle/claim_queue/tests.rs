@@ -138,7 +138,7 @@ proptest::proptest! {
     #![proptest_config(history::config())]
 
     #[test]
-    fn the_steps_equal_those_of_a_queue_that_evaluates_every_claim(events in history::history(), fates in proptest::collection::vec(0..4_u8, 50)) {
+    fn the_steps_of_every_history_equal_those_of_a_queue_that_evaluates_every_claim(events in history::history(), fates in proptest::collection::vec(0..4_u8, 50)) {
         let mut history = History::default();
         let (mut queue, mut full) = (Queue::default(), Queue::default());
         let mut running: Vec<(DueStep, DueStep)> = Vec::new();

@@ -125,7 +125,7 @@ proptest::proptest! {
     #![proptest_config(history::config())]
 
     #[test]
-    fn a_view_that_follows_changes_gives_the_verdicts_of_a_new_one(events in history::history(), every in 1..6_usize) {
+    fn a_view_that_follows_every_history_gives_the_verdicts_of_a_new_one(events in history::history(), every in 1..6_usize) {
         let mut history = History::default();
         let (mut holds, mut cache) = (HoldsCache::default(), ViewCache::default());
         let mut published = (View::default(), verdicts(&View::default(), UnixMillis(0)), UnixMillis(0));
