@@ -1,7 +1,7 @@
 //! The dependencies of every controller, and its writes to the API server.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -39,6 +39,7 @@ use crate::decisions::provisioning::supply_quarantine::SupplyQuarantine;
 use crate::decisions::staleness::Removal;
 use crate::state::Cluster;
 use crate::state::object_ext::{NodeExt, ObjectExt};
+use crate::state::plan_record::PlanRecord;
 use crate::state::pool_types::ReadyPool;
 use crate::state::watch_signs::Stale;
 
@@ -64,11 +65,21 @@ pub struct Settings {
     pub plan: PlanSettings,
 }
 
+/// Clients of the API server. Each has a limit of requests in flight of its own.
+#[derive(Clone)]
+pub struct Clients {
+    pub writes: Client,
+    /// For the plans that NodeClaims carry. Pods wait for these writes, which do not queue behind those for the nodes of earlier plans.
+    pub plans: Client,
+    /// Without retries, for evictions: a refusal by a PodDisruptionBudget (429) is a result, which retries would delay for minutes, past
+    /// the deadline of a drain.
+    pub evictions: Client,
+}
+
 /// The dependencies of every controller.
 pub struct Context {
     pub client: Client,
-    /// A client without retries, for evictions: a refusal by a PodDisruptionBudget (429) is a result, which retries would delay
-    /// for minutes, past the deadline of a drain.
+    pub plan_client: Client,
     pub eviction_client: Client,
     pub cluster: Arc<Cluster>,
     pub derived: Arc<DerivedState>,
@@ -98,6 +109,10 @@ pub struct Context {
     /// The nodes that would be disrupted, while disruption is only reported.
     pub reported: Mutex<BTreeMap<String, DisruptionReason>>,
     pub plan_writes: PlanWrites,
+    /// Pods whose plan could not be written.
+    pub unwritten: Mutex<BTreeSet<String>>,
+    /// One for each plan whose additions to existing NodeClaims may be written while the next one is made.
+    pub extension_slots: Arc<Semaphore>,
     /// Held while chosen nodes are marked, so that two choices do not use the same budget.
     pub disrupting: tokio::sync::Mutex<()>,
     /// Claims whose disruption was given up: they are not chosen again for a while.
@@ -109,7 +124,7 @@ pub struct Context {
     pub instance_checks: Mutex<InstanceChecks>,
 }
 
-/// Held while the plan of a NodeClaim is read, changed and written: several loops write plans.
+/// Held while the plan of a NodeClaim is written: several loops write plans.
 #[derive(Debug)]
 pub struct PlanWrites([tokio::sync::Mutex<()>; 64]);
 
@@ -132,25 +147,29 @@ impl PlanWrites {
 /// Concurrent evictions for all nodes: an interruption may concern thousands of pods.
 const MAX_EVICTIONS: usize = 100;
 
+/// Plans whose additions to existing NodeClaims are being written.
+const MAX_EXTENSIONS: usize = 4;
+
 /// Attempts to write an object that other clients write at the same time.
 const ATTEMPTS: u32 = 5;
 
 impl Context {
     pub fn new(
-        client: Client,
-        eviction_client: Client,
+        clients: Clients,
         cluster: Arc<Cluster>,
         derived: Arc<DerivedState>,
         cloud: Arc<dyn Cloud>,
         settings: Settings,
         metrics: ControllerMetrics,
     ) -> Self {
+        let Clients { writes: client, plans: plan_client, evictions: eviction_client } = clients;
         let recorder = EventRecorder::new(client.clone(), settings.reporting_component.clone());
         let (claims_created, quarantine, instance_checks) = (Notify::new(), Mutex::default(), Mutex::default());
         let caps = Caps::after(&cluster.read(), clock::now());
         let confirmed_drains = ConfirmedDrains::default();
         Self {
             client,
+            plan_client,
             eviction_client,
             eviction_slots: Semaphore::new(MAX_EVICTIONS),
             cluster,
@@ -171,6 +190,8 @@ impl Context {
             last_consolidation: Mutex::default(),
             reported: Mutex::default(),
             plan_writes: PlanWrites::default(),
+            unwritten: Mutex::default(),
+            extension_slots: Arc::new(Semaphore::new(MAX_EXTENSIONS)),
             disrupting: tokio::sync::Mutex::default(),
             abandoned: Mutex::default(),
             registration_health: Mutex::default(),
@@ -259,7 +280,17 @@ impl Context {
 
     /// Merge-patches a NodeClaim and applies the response to the state.
     pub async fn patch_claim(&self, name: &str, patch: &Value) -> Result<(), kube::Error> {
-        let api: Api<NodeClaim> = Api::all(self.client.clone());
+        self.patch_claim_with(&self.client, name, patch).await
+    }
+
+    /// Writes the plan of a NodeClaim, and applies the response to the state.
+    pub async fn write_plan(&self, name: &str, plan: &PlanRecord) -> Result<(), kube::Error> {
+        let patch = json!({"metadata": {"annotations": plan.annotations()}});
+        self.patch_claim_with(&self.plan_client, name, &patch).await
+    }
+
+    async fn patch_claim_with(&self, client: &Client, name: &str, patch: &Value) -> Result<(), kube::Error> {
+        let api: Api<NodeClaim> = Api::all(client.clone());
         let claim = api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
         self.cluster.update(|state| state.apply_claim(claim));
         Ok(())

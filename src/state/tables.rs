@@ -1,6 +1,7 @@
 //! Tables of watched objects, and the effect of an event on them.
 
 mod node_links;
+mod plans;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use crate::state::deleted_uids::DeletedUids;
 use crate::state::node_health::Unhealthy;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_index::PlanIndex;
-use crate::state::plan_record::{Owner, PlanRecord};
+use crate::state::plan_record::PlanRecord;
 use crate::state::pod_budgets::PodBudgets;
 use crate::state::pod_progress::PodTimes;
 use crate::state::pods::{PodRecord, Scheduling};
@@ -59,8 +60,10 @@ pub struct ClusterState {
     pub claims: BTreeMap<String, Arc<NodeClaim>>,
     /// NodeClaims of other providers by name, with their provider ids. Nothing else is known of them: they are not ours to act on.
     pub foreign_claims: BTreeMap<String, Option<String>>,
-    /// The plans that the NodeClaims carry, by NodeClaim.
+    /// The plans of NodeClaims: those that they carry, or that are assumed.
     pub planned: BTreeMap<String, PlanRecord>,
+    /// Plans that are assumed while they are written, by NodeClaim.
+    assumed: BTreeMap<String, PlanRecord>,
     /// NodePools by name.
     pub pools: BTreeMap<String, Arc<NodePool>>,
     /// EC2NodeClasses by name.
@@ -303,21 +306,6 @@ impl ClusterState {
             || owner.is_some_and(|owner| self.plan_index.is_live_owner(owner, self.observed_at))
     }
 
-    /// Whether a NodeClaim may hold room.
-    fn may_hold(&self, claim: &str) -> bool {
-        self.planned.get(claim).is_some_and(|plan| !plan.pods.is_empty() && plan.ends_at() > self.observed_at)
-    }
-
-    /// Records a change of a NodeClaim or of its node that may affect the live holds. Those of other NodeClaims depend on the pods that its plan names, also
-    /// after its own holds have ended.
-    fn record_holds_of(&mut self, claim: &str) {
-        let Some(plan) = self.planned.get(claim) else { return };
-        let concerns = |key: &String| self.pods.get(key).is_some_and(|pod| self.concerns_holds(key, pod));
-        let is_live = |owner: &Owner| self.plan_index.is_live_owner(&owner.uid, self.observed_at);
-        let affects = self.may_hold(claim) || plan.pods.iter().any(concerns) || plan.owners.values().any(is_live);
-        self.hold_revision += u64::from(affects);
-    }
-
     /// Applies a Node, unless a newer version is known.
     pub fn apply_node(&mut self, node: Node) {
         self.revision += 1;
@@ -411,6 +399,7 @@ impl ClusterState {
             return;
         }
         if !claim.spec.node_class_ref.is_ours() {
+            self.assumed.remove(&name);
             self.drop_claim(&name);
             self.relink(&name);
             self.foreign_claims.insert(name, claim.provider_id().map(str::to_owned));
@@ -420,12 +409,7 @@ impl ClusterState {
         let is_new = self.drop_claim(&name).is_none();
         // Pods may be moved from it: with the first listing it may come after their plans.
         self.hold_revision += u64::from(is_new);
-        let planned = PlanRecord::of(&claim);
-        if !planned.pods.is_empty() {
-            self.held_until.extend(planned.ends().map(|until| (until, name.clone())));
-        }
-        self.plan_index.add(&name, &planned);
-        self.planned.insert(name.clone(), planned);
+        self.add_plan(&name, self.plan_of(&claim));
         self.claim_index.add(&name, &claim);
         if self.is_protected(&claim) {
             self.protections.add(protection_ends(&claim), Protected::Claim(name.clone()));
@@ -444,12 +428,7 @@ impl ClusterState {
         self.record_holds_of(name);
         let claim = self.claims.remove(name)?;
         self.protections.remove(protection_ends(&*claim), Protected::Claim(name.to_owned()));
-        if let Some(planned) = self.planned.remove(name) {
-            self.plan_index.remove(name, &planned);
-            for until in planned.ends() {
-                self.held_until.remove(&(until, name.to_owned()));
-            }
-        }
+        self.remove_plan(name);
         if let Some(node) = self.node_of(&claim).map(|node| node.name_any()) {
             self.node_changes.record(&node);
         }
@@ -484,6 +463,7 @@ impl ClusterState {
         // Pods may be moved from it.
         self.hold_revision += 1;
         self.foreign_claims.remove(name);
+        self.assumed.remove(name);
         let claim = self.drop_claim(name);
         self.deleted.record(claim.and_then(|claim| claim.uid()));
         self.relink(name);

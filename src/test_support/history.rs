@@ -14,6 +14,7 @@ use stowage_model::time::UnixMillis;
 use stowage_test_objects as objects;
 
 use crate::state::ClusterState;
+use crate::state::plan_record::PlanRecord;
 
 /// 256 histories, the same in every run; PROPTEST_CASES and PROPTEST_RNG_SEED try others.
 pub(crate) fn config() -> ProptestConfig {
@@ -46,6 +47,14 @@ pub(crate) enum Event {
         bits: u32,
     },
     ClaimGone(u8),
+    /// A plan of a NodeClaim begins to be written.
+    Assume {
+        at: u8,
+        pods: u8,
+        bits: u32,
+    },
+    /// The write of the assumed plan of a NodeClaim ends.
+    Settle(u8),
     /// A DaemonSet that requests this many CPUs; none deletes it.
     Daemons {
         at: u8,
@@ -65,6 +74,8 @@ pub(crate) fn history() -> impl Strategy<Value = Vec<Event>> {
         5 => (0..3_u8, 0..4_u8, any::<u8>(), any::<u32>())
             .prop_map(|(at, id, pods, bits)| Event::Claim { at, id, pods, bits }),
         1 => (0..3_u8).prop_map(Event::ClaimGone),
+        2 => (0..3_u8, any::<u8>(), any::<u32>()).prop_map(|(at, pods, bits)| Event::Assume { at, pods, bits }),
+        1 => (0..3_u8).prop_map(Event::Settle),
         1 => (0..2_u8, 0..3_u8).prop_map(|(at, cpu)| Event::Daemons { at, cpu }),
         1 => any::<u8>().prop_map(Event::Late),
         2 => prop::sample::select(vec![1_i64, 200, 600, 1_500, 70_000, -30_000]).prop_map(Event::Wait),
@@ -155,6 +166,17 @@ impl History {
                 self.state.delete_claim(&name);
                 self.bury(&name);
             }
+            Event::Assume { at, pods, bits } => {
+                let name = format!("claim-{at}");
+                let plan = PlanRecord::of(&self.claim(&name, at, pods, bits));
+                self.state.assume_plan(&name, plan);
+            }
+            Event::Settle(at) => {
+                let name = format!("claim-{at}");
+                if let Some(plan) = self.state.assumed_plan(&name).cloned() {
+                    self.state.settle_plan(&name, &plan);
+                }
+            }
             Event::Daemons { at, cpu } => {
                 let key = format!("n/daemons-{at}");
                 if cpu == 0 {
@@ -185,6 +207,11 @@ impl History {
         self.state.claims.values().for_each(|claim| state.apply_claim((**claim).clone()));
         self.state.nodes.values().rev().for_each(|node| state.apply_node((**node).clone()));
         self.daemons.values().for_each(|set| state.apply_daemon_set(set));
+        for name in self.state.claims.keys() {
+            if let Some(plan) = self.state.assumed_plan(name) {
+                state.assume_plan(name, plan.clone());
+            }
+        }
         state
     }
 

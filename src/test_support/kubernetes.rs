@@ -33,7 +33,7 @@ use tokio::sync::Notify;
 use tower::BoxError;
 use tower::retry::{Policy, RetryLayer};
 
-use crate::controllers::context::{Context, Settings};
+use crate::controllers::context::{Clients, Context, Settings};
 use crate::controllers::retry_policy::retry_policy;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::provisioning::batch_window::BatchLimits;
@@ -263,7 +263,8 @@ impl FakeApi {
         };
         let metrics = ControllerMetrics::new(&Registry::new()).unwrap();
         let derived = Arc::default();
-        Arc::new(Context::new(self.client(), self.client_without_retries(), cluster, derived, cloud, settings, metrics))
+        let clients = Clients { writes: self.client(), plans: self.client(), evictions: self.client_without_retries() };
+        Arc::new(Context::new(clients, cluster, derived, cloud, settings, metrics))
     }
 
     /// A typed interface to all objects of a cluster-scoped kind.

@@ -10,6 +10,7 @@ use tower::buffer::BufferLayer;
 use tower::retry::RetryLayer;
 
 use crate::cli::controller::api_calls::ApiCalls;
+use crate::controllers::context::Clients;
 use crate::controllers::retry_policy::retry_policy;
 
 /// Time limit of a write's response: an admission webhook of others may take 30 s.
@@ -28,19 +29,21 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// The clients.
 pub(crate) struct KubeClients {
     /// Reads and writes of the reconcilers.
-    pub(crate) writes: Client,
+    pub(crate) reconcilers: Clients,
     /// Watches. A time limit for responses would end them.
     pub(crate) watches: Client,
-    /// Evictions: a refusal (429) is an answer, and is not retried.
-    pub(crate) evictions: Client,
 }
 
 impl KubeClients {
     pub(crate) fn new(config: &Config, calls: &ApiCalls) -> anyhow::Result<Self> {
         Ok(Self {
-            writes: client(config, calls, WRITES, true).context("creating a Kubernetes client")?,
+            reconcilers: Clients {
+                writes: client(config, calls, WRITES, true).context("creating a Kubernetes client")?,
+                plans: client(config, calls, WRITES, true).context("creating a Kubernetes client for plans")?,
+                evictions: client(config, calls, WRITES, false)
+                    .context("creating a Kubernetes client for evictions")?,
+            },
             watches: client(config, calls, WATCHES, true).context("creating a Kubernetes client for watches")?,
-            evictions: client(config, calls, WRITES, false).context("creating a Kubernetes client for evictions")?,
         })
     }
 }

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use crate::cli::controller::arguments::ControllerArgs;
 use crate::cli::controller::cloud_setup::{Prepared, cloud};
 use crate::cli::controller::start_cloud::{Starting, lost};
+use crate::controllers::context::Clients;
 use crate::controllers::context::Settings;
 use crate::controllers::debug_state::sources::DebugSources;
 use crate::controllers::derived_state::DerivedState;
@@ -54,8 +55,7 @@ const OPENING: Duration = Duration::from_secs(2);
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn lead(
     args: &ControllerArgs,
-    client: kube::Client,
-    evictions: kube::Client,
+    clients: Clients,
     election: LeaderCandidate,
     cluster: Arc<Cluster>,
     derived: Arc<DerivedState>,
@@ -105,14 +105,14 @@ pub(crate) fn lead(
             }
         }
         let mut tasks = JoinSet::new();
-        let starting = Starting { prepared, client: &client, failed: &metrics.cloud_starts_failed };
-        let recorder = EventRecorder::new(client.clone(), component);
+        let starting = Starting { prepared, client: &clients.writes, failed: &metrics.cloud_starts_failed };
+        let recorder = EventRecorder::new(clients.writes.clone(), component);
         let started = tokio::select! {
             started = starting.lead_with_cloud(&election, &state, &mut stopped, &mut tasks) => started?,
             never = report(election.other(), recorder, &cluster) => match never {},
         };
         let Some(cloud) = started else { return Ok(()) };
-        let ctx = Arc::new(Context::new(client, evictions, cluster, derived, cloud, settings, metrics));
+        let ctx = Arc::new(Context::new(clients, cluster, derived, cloud, settings, metrics));
         debug.set_leader(&ctx);
         if has_object_series {
             let cluster = Arc::clone(&ctx.cluster);

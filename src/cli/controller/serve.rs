@@ -42,7 +42,7 @@ pub(crate) async fn serve(args: &ControllerArgs, logs: LogControl, election: &Ha
     metrics.register_process().context("registering the metrics of the process")?;
     let cluster = Arc::new(Cluster::new(ClusterState::with_default_spread(args.plan.scheduler_config.clone())));
     let calls = ApiCalls { metrics: metrics.clone(), signs: Arc::clone(cluster.watch_signs()) };
-    let KubeClients { writes, watches, evictions } = KubeClients::new(&config, &calls)?;
+    let KubeClients { reconcilers, watches } = KubeClients::new(&config, &calls)?;
     let election = {
         let _entered = election.enter();
         let lease = clients::lease(&config, &calls)?;
@@ -110,8 +110,7 @@ pub(crate) async fn serve(args: &ControllerArgs, logs: LogControl, election: &Ha
     tokio::spawn(supervised("vitals", state.metrics.loop_panics.clone(), vitals));
     let lead = lead(
         args,
-        writes,
-        evictions,
+        reconcilers,
         election,
         cluster,
         derived,

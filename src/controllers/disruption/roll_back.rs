@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
-use serde_json::json;
 use stowage_model::events;
 use stowage_runtime::clock;
 use stowage_runtime::sync::lock;
@@ -14,6 +13,7 @@ use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::deletion::request_deletion;
 use crate::controllers::disruption::disruption_metrics::{self, Removed};
 use crate::controllers::disruption::mark::unmark;
+use crate::controllers::provisioning::plan_writer::change_plan;
 use crate::decisions::disruption::progress::Progress;
 use crate::decisions::provisioning::plan_changes::{claims_with, without_pods};
 use crate::state::object_ext::NodeClaimExt;
@@ -77,15 +77,13 @@ pub async fn release(ctx: &Context, pods: &BTreeSet<&str>) -> bool {
         claims_with(&state, pods).into_iter().filter(reserves).collect()
     };
     let released = stream::iter(claims).map(|name| async move {
-        let _one_at_a_time = ctx.plan_writes.lock(&name).await;
         let Some(plan) = without_pods(&ctx.cluster.read(), &name, pods) else { return true };
         let claim = ctx.cluster.read().claims.get(&name).cloned();
         let is_launched = claim.as_ref().is_none_or(|claim| claim.provider_id().is_some());
         let written = if let Some(claim) = claim.filter(|_| plan.pods.is_empty() && !is_launched) {
             request_deletion(ctx, &claim).await
         } else {
-            let patch = json!({"metadata": {"annotations": plan.annotations()}});
-            ignore_not_found(ctx.patch_claim(&name, &patch).await)
+            ignore_not_found(change_plan(ctx, &name, |state| without_pods(state, &name, pods)).await)
         };
         written
             .inspect_err(

@@ -36,7 +36,7 @@ pub fn create_all<T>(
     claims: Vec<(T, NodeClaim)>,
     reason: Option<DisruptionReason>,
 ) -> impl Stream<Item = (T, Result<NodeClaim, kube::Error>)> {
-    let api: Api<NodeClaim> = Api::all(ctx.client.clone());
+    let api: Api<NodeClaim> = Api::all(ctx.plan_client.clone());
     let mut names = HashSet::new();
     let named: Vec<(T, NodeClaim)> = {
         let state = ctx.cluster.read();

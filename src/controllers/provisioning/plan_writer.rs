@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use futures::{StreamExt, stream};
 use kube::ResourceExt;
-use serde_json::json;
 use stowage_api::launch_group;
 use stowage_model::time::UnixMillis;
 use stowage_planner::{ExistingNodePlacement, Plan, PlannedNode};
@@ -23,9 +22,10 @@ use crate::decisions::holds::HOLD_LAUNCH;
 use crate::decisions::provisioning::plan_changes::{
     claims_with, for_waiting_pods, reserves_room, still_waits, with_placement, without_pods,
 };
-use crate::state::plan_record::MoveTerms;
+use crate::state::plan_record::{MoveTerms, PlanRecord};
 use crate::state::pool_types::ReadyPool;
 use crate::state::snapshot::Snapshot;
+use crate::state::tables::ClusterState;
 
 /// NodeClaims that are patched concurrently.
 const CONCURRENCY: usize = 16;
@@ -50,12 +50,60 @@ pub struct Rejection {
 /// Removes pods from the plan of a NodeClaim: their holds there expired, its node is leaving, or kube-scheduler refuses them there. Where that fails,
 /// a pod is in the plans of two claims once it is planned again; only one of them holds room for it.
 pub async fn withdraw(ctx: &Context, claim: String, pods: &BTreeSet<&str>) {
-    let _one_at_a_time = ctx.plan_writes.lock(&claim).await;
-    let Some(plan) = without_pods(&ctx.cluster.read(), &claim, pods) else { return };
-    let patch = json!({"metadata": {"annotations": plan.annotations()}});
-    if let Err(error) = ignore_not_found(ctx.patch_claim(&claim, &patch).await) {
+    let changed = change_plan(ctx, &claim, |state| without_pods(state, &claim, pods)).await;
+    if let Err(error) = ignore_not_found(changed) {
         tracing::warn!(claim, %error, "failed to withdraw stale plan from node claim");
     }
+}
+
+/// Changes the plan of a NodeClaim, and writes it. The change is assumed from the beginning; if the write fails, it is undone.
+pub async fn change_plan(
+    ctx: &Context,
+    claim: &str,
+    change: impl FnOnce(&ClusterState) -> Option<PlanRecord>,
+) -> Result<(), kube::Error> {
+    let changed = ctx.cluster.update(|state| change(state).map(|plan| state.assume_plan(claim, plan)));
+    if changed.is_some() { write_assumed(ctx, claim).await } else { Ok(()) }
+}
+
+/// Writes the assumed plan of a NodeClaim, unless another writer did. If that fails, the pods that the NodeClaim does not carry are demand again, after a
+/// while.
+async fn write_assumed(ctx: &Context, claim: &str) -> Result<(), kube::Error> {
+    let _one_at_a_time = ctx.plan_writes.lock(claim).await;
+    let Some(plan) = ctx.cluster.read().assumed_plan(claim).cloned() else { return Ok(()) };
+    let written = ctx.write_plan(claim, &plan).await;
+    if written.is_err() {
+        let carried = ctx.cluster.read().claims.get(claim).map(|claim| PlanRecord::of(claim)).unwrap_or_default();
+        let lost = plan.pods.iter().filter(|pod| !carried.pods.contains(pod));
+        lock(&ctx.unwritten).extend(lost.cloned());
+    }
+    ctx.cluster.update(|state| state.settle_plan(claim, &plan));
+    written
+}
+
+/// Pods that are added to the plan of a NodeClaim, as is assumed.
+#[derive(Debug)]
+pub struct Extension {
+    pub claim: String,
+    pub pods: Vec<String>,
+}
+
+/// Writes the assumed plans. Returns the pods for which that failed.
+pub async fn write_extensions(ctx: &Context, extensions: Vec<Extension>) -> BTreeSet<String> {
+    let writes = extensions.into_iter().map(|Extension { claim, pods }| async move {
+        if let Err(error) = write_assumed(ctx, &claim).await {
+            tracing::warn!(claim, %error, "failed to write plan to node claim");
+        }
+        let state = ctx.cluster.read();
+        let planned = state.planned.get(&claim).map(|plan| &*plan.pods).unwrap_or_default();
+        pods.into_iter().filter(|pod| !planned.contains(pod)).collect::<Vec<_>>()
+    });
+    let mut writes = pin!(stream::iter(writes.collect::<Vec<_>>()).buffer_unordered(CONCURRENCY));
+    let mut unwritten = BTreeSet::new();
+    while let Some(pods) = writes.next().await {
+        unwritten.extend(pods);
+    }
+    unwritten
 }
 
 /// A plan with its inputs.
@@ -72,12 +120,21 @@ pub struct PlanWriter<'a> {
 
 impl PlanWriter<'_> {
     /// Writes the plan. `first_seen` is since when each pod has needed a node. A write that fails affects its own pods only.
+    pub async fn write(&self, first_seen: &BTreeMap<String, UnixMillis>) -> Written {
+        let (mut written, extensions) = self.create(first_seen).await;
+        let added: BTreeSet<String> = extensions.iter().flat_map(|extension| extension.pods.iter().cloned()).collect();
+        let unwritten = write_extensions(self.ctx, extensions).await;
+        written.served.extend(added.into_iter().filter(|pod| !unwritten.contains(pod)));
+        written
+    }
+
+    /// Creates the NodeClaims of the new nodes, and assumes the plans of the existing ones, which are still to be written.
     ///
     /// Pods that were bound or deleted since the snapshot are left out, and nodes that are for such pods only are not purchased.
     ///
     /// Room that other claims reserve for these pods is given up first, so that no pod has two reservations, also after a crash; that is rare. Then new
     /// claims are created: no launch waits for the other patches.
-    pub async fn write(&self, first_seen: &BTreeMap<String, UnixMillis>) -> Written {
+    pub async fn create(&self, first_seen: &BTreeMap<String, UnixMillis>) -> (Written, Vec<Extension>) {
         let hold_until = clock::now() + HOLD_LAUNCH;
         // Chosen before the creation, which adds plans that name these pods.
         let planned: BTreeSet<&str> = self.plan.pods().map(|pod| &*self.snapshot.problem.pods[pod].key).collect();
@@ -89,21 +146,9 @@ impl PlanWriter<'_> {
             stream::iter(claims).for_each_concurrent(CONCURRENCY, |claim| withdraw(self.ctx, claim, &planned)).await;
         };
         withdraw_from(reserving).await;
-        let mut written = self.create_claims(hold_until, first_seen).await;
+        let written = self.create_claims(hold_until, first_seen).await;
         withdraw_from(stale).await;
-        let placements = self.plan.placements.iter().filter_map(|placement| {
-            let claim = self.snapshot.node_refs[placement.node].claim.as_ref()?;
-            let state = self.ctx.cluster.read();
-            let waits = |pod: &usize| still_waits(&state, self.snapshot, *pod);
-            let pods: Vec<usize> = placement.pods.iter().copied().filter(waits).collect();
-            let placement = ExistingNodePlacement { node: placement.node, pods };
-            (!placement.pods.is_empty()).then(|| self.extend_plan(claim, placement, hold_until))
-        });
-        let mut extended = stream::iter(placements.collect::<Vec<_>>()).buffer_unordered(CONCURRENCY);
-        while let Some(added) = extended.next().await {
-            written.served.extend(added);
-        }
-        written
+        (written, self.extend(hold_until))
     }
 
     /// Creates the NodeClaims of the new nodes.
@@ -163,32 +208,27 @@ impl PlanWriter<'_> {
         written
     }
 
-    /// Adds the pods planned on an existing node to the plan of its NodeClaim. Returns the added pods.
-    async fn extend_plan(
-        &self,
-        claim: &str,
-        placement: ExistingNodePlacement,
-        hold_until_launched: UnixMillis,
-    ) -> Vec<String> {
-        let _one_at_a_time = self.ctx.plan_writes.lock(claim).await;
-        let now = clock::now();
-        let extended = with_placement(
-            &self.ctx.cluster.read(),
-            self.snapshot,
-            claim,
-            &placement,
-            hold_until_launched,
-            self.of_move.as_ref(),
-            now,
-        );
-        let Some((plan, added)) = extended else { return Vec::new() };
-        let patch = json!({"metadata": {"annotations": plan.annotations()}});
-        match self.ctx.patch_claim(claim, &patch).await {
-            Ok(()) => added,
-            Err(error) => {
-                tracing::warn!(claim, %error, "failed to write plan to node claim");
-                Vec::new()
+    /// Adds the pods that are planned on existing nodes to the plans of their NodeClaims, as an assumption.
+    fn extend(&self, hold_until_launched: UnixMillis) -> Vec<Extension> {
+        let (snapshot, of_move, now) = (self.snapshot, self.of_move.as_ref(), clock::now());
+        let extend = |state: &mut ClusterState, placement: &ExistingNodePlacement| {
+            let claim = snapshot.node_refs[placement.node].claim.clone()?;
+            let waits = |pod: &usize| still_waits(state, snapshot, *pod);
+            let pods: Vec<usize> = placement.pods.iter().copied().filter(waits).collect();
+            let placement = ExistingNodePlacement { node: placement.node, pods };
+            if placement.pods.is_empty() {
+                return None;
             }
+            let extended = with_placement(state, snapshot, &claim, &placement, hold_until_launched, of_move, now);
+            let (plan, pods) = extended?;
+            state.assume_plan(&claim, plan);
+            Some(Extension { claim, pods })
+        };
+        if self.plan.placements.is_empty() {
+            return Vec::new();
         }
+        self.ctx
+            .cluster
+            .update(|state| self.plan.placements.iter().filter_map(|placement| extend(state, placement)).collect())
     }
 }

@@ -1,6 +1,7 @@
 //! Provisioning loop: waits for the end of a burst, plans, writes the plan.
 
 use std::collections::BTreeSet;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,12 +10,13 @@ use stowage_planner::{ColumnCache, Plan, plan};
 use stowage_runtime::clock;
 use stowage_runtime::sync::lock;
 use stowage_runtime::sync::panics::catch;
+use tracing::Instrument;
 
 use crate::controllers::context::Context;
 use crate::controllers::provisioning::in_vain::report_in_vain;
 use crate::controllers::provisioning::isolation;
 use crate::controllers::provisioning::isolation::{MAX_TRIALS, Planned, Planner, isolate, take_snapshot};
-use crate::controllers::provisioning::plan_writer::PlanWriter;
+use crate::controllers::provisioning::plan_writer::{Extension, PlanWriter, write_extensions};
 use crate::controllers::provisioning::pod_events::emit_plan_events;
 use crate::controllers::provisioning::quarantine::quarantine;
 use crate::controllers::provisioning::rejections::{Rejected, serve_rejected};
@@ -48,6 +50,9 @@ pub async fn run(ctx: Arc<Context>) {
         }
         let window = {
             let state = ctx.cluster.read();
+            for pod in mem::take(&mut *lock(&ctx.unwritten)) {
+                queue.fail(&pod, now);
+            }
             let (holds, demand) = (ctx.derived.holds(&state, now), ctx.derived.demand(&state, now));
             let (mut quarantine, mut backoff) = (lock(&ctx.quarantine), lock(&ctx.purchase_backoff));
             queue.observe(&state, &holds, &demand, &mut quarantine, &mut backoff, now)
@@ -175,8 +180,10 @@ async fn provision_snapshot(
         log_plan(snapshot, plan, &gap, later.len(), took);
         last = Some(LastPlan::of(snapshot, plan, took));
         let writer = PlanWriter { ctx, pools, snapshot, plan, of_move: None, reason: None };
-        let mut written = writer.write(queue.first_seen()).await;
+        let (mut written, extensions) = writer.create(queue.first_seen()).await;
         served.append(&mut written.served);
+        served.extend(extensions.iter().flat_map(|extension| extension.pods.iter().cloned()));
+        write_soon(ctx, extensions).await;
         let now = clock::now();
         ctx.cluster.update(|state| {
             let decided = problem.pods.iter().map(|pod| &*pod.key).filter(|key| !later.contains(*key));
@@ -202,6 +209,24 @@ async fn provision_snapshot(
         prove(ctx, plan);
     }
     last
+}
+
+/// Writes what a plan adds to the plans of existing NodeClaims, which takes long while the API server is busy. The next plan does not wait for it, unless it
+/// takes longer than several plans.
+async fn write_soon(ctx: &Arc<Context>, extensions: Vec<Extension>) {
+    if extensions.is_empty() {
+        return;
+    }
+    let Ok(slot) = Arc::clone(&ctx.extension_slots).try_acquire_owned() else {
+        write_extensions(ctx, extensions).await;
+        return;
+    };
+    let ctx = Arc::clone(ctx);
+    let write = async move {
+        write_extensions(&ctx, extensions).await;
+        drop(slot);
+    };
+    tokio::spawn(write.in_current_span());
 }
 
 /// Proves the lower bound of a written plan, and logs it if it is raised. Nobody waits for it; not while that of an earlier plan is proven.

@@ -209,6 +209,49 @@ fn a_stale_event_does_not_undo_a_write() {
 }
 
 #[test]
+fn an_assumed_plan_counts_until_its_write_ends_whatever_is_observed_meanwhile() {
+    let mut state = ClusterState::default();
+    let plan = |pods: &[&str]| PlanRecord {
+        pods: pods.iter().map(|pod| format!("n/{pod}")).collect(),
+        hold_until: UnixMillis(100_000),
+        ..PlanRecord::default()
+    };
+    let observe = |state: &mut ClusterState, version: u32, pods: &[&str]| {
+        let meta = serde_json::json!({"uid": "1", "resourceVersion": version.to_string(), "annotations": plan(pods).annotations()});
+        state.apply_claim(objects::claim("c", &serde_json::json!({"metadata": meta})));
+    };
+    let live = |state: &ClusterState| {
+        let now = UnixMillis(0);
+        assert_eq!(
+            state.held_after(now).count(),
+            usize::from(state.planned.get("c").is_some_and(|plan| !plan.pods.is_empty()))
+        );
+        ["n/a", "n/b"].into_iter().filter(|pod| state.plan_index.is_live(pod, now)).collect::<Vec<_>>().concat()
+    };
+    state.assume_plan("c", plan(&["a"]));
+    assert_eq!(live(&state), "", "no such NodeClaim");
+    observe(&mut state, 1, &[]);
+    let before = state.revision;
+    state.assume_plan("c", plan(&["a"]));
+    assert_eq!((live(&state), state.revision > before), ("n/a".into(), true));
+    observe(&mut state, 2, &[]);
+    assert_eq!(live(&state), "n/a", "another write of the NodeClaim");
+    state.assume_plan("c", plan(&["a", "b"]));
+    observe(&mut state, 3, &["a"]);
+    state.settle_plan("c", &plan(&["a"]));
+    assert_eq!(live(&state), "n/an/b", "the next plan was assumed before the first was written");
+    state.settle_plan("c", &plan(&["a", "b"]));
+    assert_eq!(live(&state), "n/a", "it could not be written");
+    state.assume_plan("c", plan(&["b"]));
+    observe(&mut state, 4, &["b"]);
+    state.settle_plan("c", &plan(&["b"]));
+    assert_eq!((live(&state), state.assumed.len()), ("n/b".into(), 0), "it is written");
+    state.assume_plan("c", plan(&["a"]));
+    state.delete_claim("c");
+    assert_eq!((live(&state), state.assumed.len()), (String::new(), 0), "the NodeClaim is gone");
+}
+
+#[test]
 fn objects_of_other_providers_are_never_acted_on() {
     let foreign = serde_json::json!({"group": "eks.amazonaws.com", "kind": "NodeClass", "name": "default"});
     let mut state = ClusterState::default();
@@ -385,7 +428,7 @@ proptest::proptest! {
             assert_eq!(state.in_flight, names(&|claim| state.node_of(claim).is_none()));
             assert_eq!(state.claim_index.leaving, names(&|claim| claim.is_leaving()));
             for pod in state.pods.keys() {
-                let naming = names(&|claim| PlanRecord::of(claim).pods.contains(pod));
+                let naming = names(&|claim| state.plan_of(claim).pods.contains(pod));
                 assert_eq!(state.plan_index.claims_of(pod).cloned().collect::<BTreeSet<_>>(), naming);
             }
         }

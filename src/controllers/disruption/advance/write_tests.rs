@@ -180,10 +180,9 @@ async fn a_pod_that_was_bound_meanwhile_gets_room_under_every_failure() {
       changes nodeclaims/target (metadata.annotations)
     again: passed, 1 write, differs: nodeclaims/source (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     PATCH nodeclaims/target
-      written by another: passed; again: passed, 1 write, differs: nodeclaims/source (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
+      written by another | lost answer: passed; again: passed, 1 write, differs: nodeclaims/source (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
       404: passed; again: passed, no write, differs: nodeclaims/source (metadata.annotations), -nodeclaims/target
       429, Retry-After 2 s, once: passed, sent 2 times; again: passed, 1 write, differs: nodeclaims/source (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
-      lost answer: passed, sent 3 times; again: passed, 1 write, differs: nodeclaims/source (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
       crash after: stopped; again: passed, 1 write, differs: nodeclaims/source (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     "#);
     let world = setup();

@@ -5,14 +5,18 @@ use serde_json::json;
 use stowage_api::NodeClaim;
 use stowage_model::labels;
 use stowage_model::pause::Pause;
+use stowage_model::time::UnixMillis;
 use stowage_planner::{ColumnCache, Problem};
 use stowage_test_objects::{catalog, claim, launched, node, node_class, node_pool, pod, pod_budget};
 
 use super::*;
 use crate::controllers::caps::Capped;
+use crate::controllers::provisioning::plan_writer::withdraw;
+use crate::state::plan_record::PlanRecord;
 use crate::state::snapshot::SnapshotRequest;
 use crate::test_support::failures::{World, transcript};
-use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::kubernetes::object_store::Refusal;
+use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::scripted_cloud::FakeCloud;
 
 /// A ready pool and its class.
@@ -206,6 +210,64 @@ async fn pods_on_nodes_that_are_not_committed_yet_are_planned_again() {
     }
     let created = world.api.lines().iter().filter(|line| *line == "POST nodeclaims").count();
     assert_eq!(created, 2);
+}
+
+/// A pod that arrives now, and that the scheduler could not place.
+fn arrives(ctx: &Context, name: &str, cpu: &str) {
+    let rejected = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
+    let container = json!({"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu}}});
+    let pod = pod(name, &json!({"spec": {"containers": [container]}, "status": {"conditions": [rejected]}}));
+    ctx.cluster.update(|state| state.apply_pod(&pod, clock::now()));
+}
+
+#[tokio::test]
+async fn the_next_plan_counts_on_the_last_one_and_does_not_wait_until_existing_claims_carry_it() {
+    let world = world();
+    pending(&world, "a", "1500m");
+    initialized(&world, "c", &json!({}), "2");
+    world.api.inject_on("PATCH nodeclaims/c", Fault::NoAnswer);
+    let ctx = world.context();
+    let (mut queue, mut unschedulable) = (PodQueue::default(), Unschedulable::default());
+    let both = async {
+        provision(&ctx, &mut queue, &mut unschedulable, plan, Commit::All).await;
+        arrives(&ctx, "b", "1500m");
+        provision(&ctx, &mut queue, &mut unschedulable, plan, Commit::All).await;
+    };
+    tokio::time::timeout(Duration::from_secs(20), both).await.expect("nothing waits for the answer");
+    let mut planned: Vec<_> = ctx.cluster.read().planned.values().map(|plan| plan.pods.concat()).collect();
+    planned.sort();
+    assert_eq!(planned, ["n/a", "n/b"], "each pod once, and nothing else in the room of the first");
+    assert_eq!(world.api.lines(), ["PATCH nodeclaims/c", "POST nodeclaims"]);
+}
+
+#[tokio::test]
+async fn a_pod_whose_plan_an_existing_claim_does_not_take_is_planned_again_after_a_while() {
+    let world = world();
+    initialized(&world, "c", &json!({}), "2");
+    world.api.inject_on("PATCH nodeclaims/c", Fault::Refused(Refusal::invalid("frozen")));
+    let ctx = world.context();
+    arrives(&ctx, "a", "1500m");
+    // Several batch windows.
+    let runs = tokio::time::timeout(Duration::from_millis(1_500), run(Arc::clone(&ctx)));
+    assert!(runs.await.is_err());
+    assert_eq!(world.api.lines(), ["PATCH nodeclaims/c"]);
+    let state = ctx.cluster.read();
+    assert_eq!((ctx.derived.holds(&state, clock::now()).by_pod.len(), lock(&ctx.unwritten).len()), (0, 0));
+}
+
+#[tokio::test]
+async fn what_is_withdrawn_from_a_plan_that_is_being_written_does_not_come_back() {
+    let world = world();
+    let plan =
+        PlanRecord { pods: vec!["n/a".into(), "n/b".into()], hold_until: UnixMillis::MAX, ..PlanRecord::default() };
+    initialized(&world, "c", &json!({}), "2");
+    let ctx = world.context();
+    ctx.cluster.update(|state| state.assume_plan("c", plan.clone()));
+    withdraw(&ctx, "c".into(), &["n/a"].into()).await;
+    let extension = Extension { claim: "c".into(), pods: plan.pods };
+    assert_eq!(write_extensions(&ctx, vec![extension]).await, ["n/a".to_owned()].into());
+    assert_eq!(world.api.lines(), ["PATCH nodeclaims/c"], "one write was enough for both");
+    assert_eq!(PlanRecord::of(&ctx.cluster.read().claims["c"]).pods, ["n/b"]);
 }
 
 #[tokio::test]
