@@ -66,7 +66,6 @@ pub struct Settings {
 }
 
 /// Clients of the API server. Each has a limit of requests in flight of its own.
-#[derive(Clone)]
 pub struct Clients {
     pub writes: Client,
     /// For the plans that NodeClaims carry. Pods wait for these writes, which do not queue behind those for the nodes of earlier plans.

@@ -106,7 +106,8 @@ mod tests {
     async fn a_burst_of_requests_is_sent_a_few_at_a_time() {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let config = Config::new(format!("http://{}", silent.local_addr().unwrap()).parse().unwrap());
-        let nodes: Api<Node> = Api::all(client(&config, &calls(), Duration::from_mins(1), true).unwrap());
+        let clients = KubeClients::new(&config, &calls()).unwrap().reconcilers;
+        let nodes: Api<Node> = Api::all(clients.writes);
         let mut burst = tokio::task::JoinSet::new();
         for _ in 0..IN_FLIGHT * 3 {
             let nodes = nodes.clone();
@@ -119,6 +120,10 @@ mod tests {
         }
         let more = tokio::time::timeout(Duration::from_millis(200), silent.accept()).await;
         assert!(more.is_err(), "more than {IN_FLIGHT} requests at a time");
+        let of_plans: Api<Node> = Api::all(clients.plans);
+        burst.spawn(async move { of_plans.get("n").await });
+        let of_plan = tokio::time::timeout(Duration::from_secs(30), silent.accept()).await;
+        assert!(of_plan.is_ok(), "the write of a plan does not queue behind them");
         open.clear();
         assert!(silent.accept().await.is_ok(), "the next ones follow");
     }

@@ -81,15 +81,16 @@ pub async fn release(ctx: &Context, pods: &BTreeSet<&str>) -> bool {
         let claim = ctx.cluster.read().claims.get(&name).cloned();
         let is_launched = claim.as_ref().is_none_or(|claim| claim.provider_id().is_some());
         let written = if let Some(claim) = claim.filter(|_| plan.pods.is_empty() && !is_launched) {
-            request_deletion(ctx, &claim).await
+            request_deletion(ctx, &claim).await.map(|()| true)
         } else {
-            ignore_not_found(change_plan(ctx, &name, |state| without_pods(state, &name, pods)).await)
+            let written = change_plan(ctx, &name, |state| without_pods(state, &name, pods)).await;
+            // Another writer may have tried to write it, in vain.
+            let is_written = || without_pods(&ctx.cluster.read(), &name, pods).is_none();
+            written.map(|()| is_written()).or_else(|error| ignore_not_found(Err(error)).map(|()| true))
         };
-        written
-            .inspect_err(
-                |error| tracing::warn!(claim = name, %error, "failed to withdraw plan from node claim, retrying"),
-            )
-            .is_ok()
+        let warn =
+            |error: &_| tracing::warn!(claim = name, %error, "failed to withdraw plan from node claim, retrying");
+        written.inspect_err(warn).unwrap_or(false)
     });
     released.buffer_unordered(CONCURRENCY).fold(true, |all, written| async move { all && written }).await
 }

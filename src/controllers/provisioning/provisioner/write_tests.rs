@@ -241,6 +241,22 @@ async fn the_next_plan_counts_on_the_last_one_and_does_not_wait_until_existing_c
 }
 
 #[tokio::test]
+async fn the_next_plan_waits_when_those_of_several_plans_are_still_being_written() {
+    for (others, written) in [(0, 0), (3, 0), (4, 1)] {
+        let world = world();
+        pending(&world, "a", "1500m");
+        initialized(&world, "c", &json!({}), "2");
+        let ctx = world.context();
+        let _others = ctx.extension_slots.acquire_many(others).await.unwrap();
+        provision(&ctx, &mut PodQueue::default(), &mut Unschedulable::default(), plan, Commit::All).await;
+        assert_eq!(world.api.lines().len(), written, "{others} others");
+        while world.api.lines().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_pod_whose_plan_an_existing_claim_does_not_take_is_planned_again_after_a_while() {
     let world = world();
     initialized(&world, "c", &json!({}), "2");
