@@ -68,7 +68,7 @@ pub struct Settings {
 /// Clients of the API server. Each has a limit of requests in flight of its own.
 pub struct Clients {
     pub writes: Client,
-    /// For the plans that NodeClaims carry. Pods wait for these writes, which do not queue behind those for the nodes of earlier plans.
+    /// To create NodeClaims, and for the plans that they carry. Pods wait for these writes, which do not queue behind those for the nodes of earlier plans.
     pub plans: Client,
     /// Without retries, for evictions: a refusal by a PodDisruptionBudget (429) is a result, which retries would delay for minutes, past
     /// the deadline of a drain.

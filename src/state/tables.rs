@@ -406,7 +406,12 @@ impl ClusterState {
             return;
         }
         self.foreign_claims.remove(&name);
-        let is_new = self.drop_claim(&name).is_none();
+        let before = self.drop_claim(&name);
+        let is_new = before.is_none();
+        if before.is_some_and(|before| before.metadata.uid != claim.metadata.uid) {
+            // Another NodeClaim of the same name.
+            self.assumed.remove(&name);
+        }
         // Pods may be moved from it: with the first listing it may come after their plans.
         self.hold_revision += u64::from(is_new);
         self.add_plan(&name, self.plan_of(&claim));

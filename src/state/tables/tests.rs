@@ -247,6 +247,10 @@ fn an_assumed_plan_counts_until_its_write_ends_whatever_is_observed_meanwhile() 
     state.settle_plan("c", &plan(&["b"]));
     assert_eq!((live(&state), state.assumed.len()), ("n/b".into(), 0), "it is written");
     state.assume_plan("c", plan(&["a"]));
+    let other = serde_json::json!({"metadata": {"uid": "2", "resourceVersion": "5"}});
+    state.apply_claim(objects::claim("c", &other));
+    assert_eq!((live(&state), state.assumed.len()), (String::new(), 0), "another of the same name");
+    state.assume_plan("c", plan(&["a"]));
     state.delete_claim("c");
     assert_eq!((live(&state), state.assumed.len()), (String::new(), 0), "the NodeClaim is gone");
 }

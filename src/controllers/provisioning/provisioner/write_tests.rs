@@ -11,6 +11,7 @@ use stowage_test_objects::{catalog, claim, launched, node, node_class, node_pool
 
 use super::*;
 use crate::controllers::caps::Capped;
+use crate::controllers::disruption::roll_back::release;
 use crate::controllers::provisioning::plan_writer::withdraw;
 use crate::state::plan_record::PlanRecord;
 use crate::state::snapshot::SnapshotRequest;
@@ -263,8 +264,8 @@ async fn a_pod_whose_plan_an_existing_claim_does_not_take_is_planned_again_after
     world.api.inject_on("PATCH nodeclaims/c", Fault::Refused(Refusal::invalid("frozen")));
     let ctx = world.context();
     arrives(&ctx, "a", "1500m");
-    // Several batch windows.
-    let runs = tokio::time::timeout(Duration::from_millis(1_500), run(Arc::clone(&ctx)));
+    // Longer than the batch window.
+    let runs = tokio::time::timeout(3 * ctx.settings.batch.max, run(Arc::clone(&ctx)));
     assert!(runs.await.is_err());
     assert_eq!(world.api.lines(), ["PATCH nodeclaims/c"]);
     let state = ctx.cluster.read();
@@ -284,6 +285,30 @@ async fn what_is_withdrawn_from_a_plan_that_is_being_written_does_not_come_back(
     assert_eq!(write_extensions(&ctx, vec![extension]).await, ["n/a".to_owned()].into());
     assert_eq!(world.api.lines(), ["PATCH nodeclaims/c"], "one write was enough for both");
     assert_eq!(PlanRecord::of(&ctx.cluster.read().claims["c"]).pods, ["n/b"]);
+}
+
+#[tokio::test]
+async fn room_is_not_released_if_the_one_write_for_several_changes_failed() {
+    let world = world();
+    let owners = json!({"n/a": {"uid": "rs", "at_ms": 0}}).to_string();
+    let carried = json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::PLANNED_OWNERS): owners,
+        (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"});
+    initialized(&world, "c", &carried, "2");
+    world.api.inject_on("PATCH nodeclaims/c", Fault::Refused(Refusal::invalid("frozen")));
+    let ctx = world.context();
+    ctx.cluster.update(|state| {
+        let mut plan = state.planned["c"].clone();
+        plan.pods.push("n/b".into());
+        state.assume_plan("c", plan);
+    });
+    let turn = ctx.plan_writes.lock("c").await;
+    let extension = Extension { claim: "c".into(), pods: vec!["n/b".into()] };
+    let pods = ["n/a"].into();
+    let both = async { tokio::join!(write_extensions(&ctx, vec![extension]), release(&ctx, &pods)) };
+    let ((unwritten, released), ()) = tokio::join!(both, async { drop(turn) });
+    assert_eq!((unwritten, released), (["n/b".to_owned()].into(), false));
+    assert_eq!(world.api.lines(), ["PATCH nodeclaims/c"]);
+    assert_eq!(ctx.cluster.read().planned["c"].pods, ["n/a"], "as the NodeClaim says");
 }
 
 #[tokio::test]
